@@ -1,0 +1,199 @@
+"""The attention function and the mask function that Transformers calls for a patched model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, causal_mask_function
+
+from hf_relpos import compat
+from hf_relpos.configuration import ATTENTION_NAME
+from hf_relpos.engines import attend
+from hf_relpos.layer import RelPosLayer
+from hf_relpos.masks import AttentionMask, Pattern
+from hf_relpos.terms import RelativeTerms
+
+# Where an attention module keeps its stack's module when all layers share one `relpos`. A tuple, so that PyTorch does
+# not take it for a child; and the stack, not its `relpos`, so that an adapter that wraps the latter is not bypassed.
+SHARED_FROM = "_relpos_stack"
+
+
+def relpos_of(attention: nn.Module) -> RelPosLayer | None:
+    """The relative positions an attention module uses, its own or its stack's; None if it has none."""
+    own = attention._modules.get("relpos")
+    if own is None and SHARED_FROM in attention.__dict__:
+        own = attention.__dict__[SHARED_FROM][0].relpos
+    return own  # type: ignore[return-value]
+
+
+def relpos_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: AttentionMask | Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of a patched model, in the form Transformers' attention interface asks for.
+
+    Args:
+        module: the attention module that calls; cross-attention has no ``relpos`` and runs plain.
+        query: ``[batch, heads, queries, head_dim]``.
+        key: ``[batch, key heads, keys, head_dim]``, cached keys included.
+        value: like ``key``.
+        attention_mask: what :func:`relpos_mask` made; or a user's own 4-D tensor; or None.
+        scaling: factor of the scores; None means ``head_dim ** -0.5``.
+        dropout: probability with which a weight is dropped.
+        position_bias: the native bias as a table over offsets ``[1, heads, 1, 2k + 1]`` (T5), or None.
+        **kwargs: what other attention functions may use.
+
+    Returns:
+        The output ``[batch, queries, heads, value_dim]``, and the weights ``[batch, heads, queries, keys]`` if the
+        model records them.
+    """
+    relpos = relpos_of(module)
+    mask = _as_mask(attention_mask, module, query, key)
+    if relpos is None:
+        terms, engine = RelativeTerms(), "auto"
+    else:
+        keeps_bias = position_bias is not None and relpos.config.native != "drop"
+        terms = relpos(query, position_bias[0, :, 0] if keeps_bias else None)  # type: ignore[index]
+        engine = relpos.config.engine
+        if relpos.config.window is not None:
+            mask = replace(mask, window=relpos.config.window)
+    output, weights = attend(
+        query,
+        key,
+        value,
+        terms,
+        mask,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        dropout=dropout,
+        engine=engine,
+        weights=compat.weights_wanted(),
+    )
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def relpos_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: Tensor | AttentionMask | None = None,
+    use_vmap: bool = False,
+    device: torch.device | None = None,
+    **kwargs: Any,
+) -> AttentionMask:
+    """The mask of a forward pass, in the form Transformers' mask interface asks for: a record, no L x L tensor.
+
+    Args:
+        batch_size: number of sequences.
+        q_length: number of queries.
+        kv_length: number of keys.
+        q_offset: position of the first query; a tensor that the cache will change in place, for a static cache.
+        kv_offset: position of the first key.
+        mask_function: ``(batch, head, query position, key position) -> bool``.
+        attention_mask: 2-D padding mask, True where there is a token; or the record, made before.
+        use_vmap: whether ``mask_function`` can only be evaluated for one pair at a time.
+        device: of the queries.
+        **kwargs: what other mask functions may use.
+    """
+    if isinstance(attention_mask, AttentionMask):
+        return attention_mask
+    if isinstance(q_offset, Tensor):
+        # A static cache advances this very tensor before attention runs.
+        q_offset = q_offset.clone()
+    mask = AttentionMask(
+        query_length=q_length,
+        key_length=kv_length,
+        query_offset=q_offset - kv_offset,
+        padding=_padding(attention_mask, kv_length, kv_offset),
+    )
+    if mask_function is bidirectional_mask_function:
+        return mask
+    if mask_function is causal_mask_function:
+        return replace(mask, causal=True)
+    if use_vmap:
+        dense = compat.dense_pattern(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            use_vmap=True,
+            device=device,
+            **kwargs,
+        )
+        return replace(mask, dense=dense)
+    return replace(mask, pattern=_pattern(mask_function, batch_size, kv_offset))
+
+
+def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
+    """The part of a 2-D padding mask that covers the keys; columns it does not have (unfilled cache) are hidden."""
+    if attention_mask is None:
+        return None
+    missing = kv_offset + kv_length - attention_mask.shape[-1]
+    if missing > 0:
+        attention_mask = F.pad(attention_mask, (0, missing))
+    return attention_mask[:, kv_offset : kv_offset + kv_length]
+
+
+def _pattern(mask_function: Any, batch_size: int, kv_offset: int) -> Pattern:
+    """A rule of Transformers (packed sequences, sliding windows, ...) to be evaluated block by block."""
+
+    def pattern(query_at: Tensor, key_at: Tensor) -> Tensor:
+        batch = torch.arange(batch_size, device=key_at.device)[:, None, None, None]
+        head = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=key_at.device)
+        return mask_function(batch, head, query_at + kv_offset, key_at + kv_offset)
+
+    return pattern
+
+
+def _as_mask(
+    attention_mask: AttentionMask | Tensor | None, module: nn.Module, query: Tensor, key: Tensor
+) -> AttentionMask:
+    """The record for whatever came through the model as its mask."""
+    if isinstance(attention_mask, AttentionMask):
+        return attention_mask
+    queries, keys = query.shape[2], key.shape[2]
+    # No record means no word on positions: the queries are then the last of the keys, as in a growing cache.
+    mask = AttentionMask(query_length=queries, key_length=keys, query_offset=keys - queries)
+    if attention_mask is None:
+        return replace(mask, causal=bool(getattr(module, "is_causal", False)))
+    mask = replace(mask, dense=attention_mask)
+    if keys > queries and not torch.compiler.is_compiling() and relpos_of(module) is not None:
+        _refuse_unfilled_cache(mask, query, key)
+    return mask
+
+
+def _refuse_unfilled_cache(mask: AttentionMask, query: Tensor, key: Tensor) -> None:
+    """A user's own 4-D mask does not tell where the queries are; refuse where they cannot be the last of the keys."""
+    mask.check(query.shape, key.shape)
+    last = mask.allowed(
+        slice(mask.query_length - 1, mask.query_length), slice(mask.key_length - 1, mask.key_length), query.device
+    )
+    if last is not None and not last.any():
+        raise ValueError(
+            f"A 4-D attention mask hides the last of {mask.key_length} keys from the last of {mask.query_length} "
+            "queries, so the queries' positions among the keys are unknown (a static cache has unfilled keys at its "
+            "end). Pass a 2-D attention mask, or use a dynamic cache."
+        )
+
+
+def register() -> None:
+    """Make the two functions known to Transformers under one name (again, harmlessly, if called twice)."""
+    AttentionInterface.register(ATTENTION_NAME, relpos_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, relpos_mask)

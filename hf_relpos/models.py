@@ -1,0 +1,137 @@
+"""The classes of patched models, made from the family specs: one per class of the family, and its Auto registration."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel
+
+from hf_relpos import attention, compat, wiring
+from hf_relpos.config import RelPosConfig
+from hf_relpos.configuration import CLASS_PREFIX, CONFIGS
+from hf_relpos.errors import PatchStateError
+from hf_relpos.families import FAMILIES, Family
+
+
+class RelPosModelMixin:
+    """What a patched model's class adds to its family's: how it is built, initialised and loaded.
+
+    Attributes:
+        relpos_family: the family's spec.
+        relpos_original: the family's class, which the model had before it was patched.
+    """
+
+    relpos_family: Family
+    relpos_original: type
+    model_tags = ["hf_relpos"]
+    # Our attention is called by its own name; a caller that would switch to flash kernels must be told no.
+    _supports_flash_attn = False
+
+    def post_init(self) -> None:
+        """Called last by the family's constructor: give the model its relative positions."""
+        relpos = self.config.relpos  # type: ignore[attr-defined]
+        if relpos is None:
+            raise PatchStateError(
+                f"{type(self).__name__} needs to know which relative positions to use, and its config has none. Pass "
+                "them: from_pretrained(..., relpos=Shaw(max_distance=16)), or a config made with relpos=..."
+            )
+        config = RelPosConfig.of(relpos)
+        wiring.attach(self, self.relpos_family, config, patched_class, keep_dropped=False)  # type: ignore[arg-type]
+        super().post_init()  # type: ignore[misc]
+
+    # Loading leaves parameters that the checkpoint does not have uninitialised. Transformers then asks, for each
+    # module, the nearest model above it: that is this class for the modules of a head, and the inner model's for the
+    # rest. Both are ours once wired, but an outer model (an encoder-decoder of two models) may ask only the first.
+
+    def initialize_weights(self) -> None:
+        """Initialise what was not loaded: the added parameters first, then all others."""
+        for module in self.modules():  # type: ignore[attr-defined]
+            _reset(module)
+        super().initialize_weights()  # type: ignore[misc]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[misc]
+        _reset(module)
+
+    def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
+        """A plain checkpoint has none of the added parameters: that is no loss. Having only some of them is one."""
+        super()._adjust_missing_and_unexpected_keys(loading_info)  # type: ignore[misc]
+        added = {name for name, _ in self.named_parameters() if "relpos" in name}  # type: ignore[attr-defined]
+        if added <= set(loading_info.missing_keys):
+            loading_info.missing_keys = set(loading_info.missing_keys) - added
+        if self.config.relpos["native"] == "drop":  # type: ignore[attr-defined]
+            dropped = f"{self.relpos_family.native.table}.weight"
+            loading_info.unexpected_keys = {key for key in loading_info.unexpected_keys if not key.endswith(dropped)}
+
+
+def _reset(module: nn.Module) -> None:
+    reset = getattr(module, "reset_relpos_parameters", None)
+    if reset is not None:
+        reset()
+
+
+def _subclass(base: type, *mixins: type, **attributes: Any) -> type:
+    """The patched class for a class of a family. Lives in this module under its name, so that it can be pickled."""
+    name = CLASS_PREFIX + base.__name__
+    namespace = {
+        "__module__": __name__,
+        "__qualname__": name,
+        "__doc__": f"``{base.__name__}`` with relative positions.",
+        "relpos_original": base,
+        **attributes,
+    }
+    made = type(name, (*mixins, base), namespace)
+    globals()[name] = made
+    return made
+
+
+def _family_classes(family: Family) -> dict[type, type]:
+    """Every class of a family that changes when a model is patched, with the class it changes to."""
+    modeling = vars(family.modeling)
+    classes = {modeling[name]: _subclass(modeling[name], mixin) for name, mixin in family.overrides.items()}
+    config_class = CONFIGS[family.config_class]
+    for base in list(modeling.values()):
+        if (
+            isinstance(base, type)
+            and issubclass(base, PreTrainedModel)
+            and base.__module__ == family.modeling.__name__
+            and not base.__name__.endswith("PreTrainedModel")
+        ):
+            made = _subclass(base, RelPosModelMixin, config_class=config_class, relpos_family=family)
+            compat.record_outputs_of(made)
+            classes[base] = made
+    return classes
+
+
+PATCHED: dict[type, type] = {}
+for _family in FAMILIES.values():
+    PATCHED.update(_family_classes(_family))
+
+MODELS: dict[type, Any] = {base: made for base, made in PATCHED.items() if issubclass(base, PreTrainedModel)}
+
+
+def patched_class(base: type) -> type | None:
+    """The class that modules of a class have in a patched model; None if they keep theirs."""
+    return PATCHED.get(base)
+
+
+@cache
+def register() -> None:
+    """Make the attention and the models known to Transformers' Auto classes."""
+    attention.register()
+    for family in FAMILIES.values():
+        config_class = CONFIGS[family.config_class]
+        for auto_class, mapping in list(compat.auto_classes()):
+            heads = mapping.get(family.config_class, None)
+            for head in heads if isinstance(heads, (tuple, list)) else (heads,):
+                if head in MODELS:
+                    auto_class.register(config_class, MODELS[head], exist_ok=True)
+        compat.name_in_model_lists(family.package, config_class.model_type, CLASS_PREFIX)
+        tokenizer = compat.auto_tokenizer_of(family.config_class)
+        if tokenizer is not None:
+            AutoTokenizer.register(config_class, tokenizer, exist_ok=True)
+
+
+register()

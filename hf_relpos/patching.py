@@ -1,0 +1,251 @@
+"""The way in and the way out: ``patch_model``, ``unpatch_model``, and a report on what was done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from hf_relpos import wiring
+from hf_relpos.config import RelPosConfig, RelPosLike
+from hf_relpos.configuration import CLASS_PREFIX, CONFIGS
+from hf_relpos.errors import PatchStateError, UnsupportedModelError
+from hf_relpos.families import FAMILIES, Family
+from hf_relpos.layer import RelPosLayer
+from hf_relpos.models import MODELS, RelPosModelMixin, patched_class
+from hf_relpos.schemes import ClippedBias
+
+logger = logging.get_logger(__name__)
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def patch_model(model: Model, relpos: RelPosLike) -> Model:
+    """Give a pretrained model relative positions, in place.
+
+    With tables that start at zero (the default) the model computes what it computed before, and learns from there.
+    Its class becomes ``RelPos<Original>``, still a subclass of what it was.
+
+    Args:
+        model: a BERT, GPT-2, T5, MT5 or UMT5 model of Transformers, with any head. Patch before wrapping it (PEFT,
+            DDP, ``torch.compile``, ``accelerator.prepare``) and before making the optimizer.
+        relpos: a scheme config, a scheme's name, several of these, or a :class:`RelPosConfig`.
+
+    Returns:
+        The same object.
+
+    Raises:
+        UnsupportedModelError: (a ``TypeError``) if it is no such model; says what is supported, or what to do first.
+        PatchStateError: (a ``ValueError``) if the model is patched already.
+        NothingPatchedError: (a ``ValueError``) if there is no layer to patch.
+        RelPosConfigError: (a ``ValueError``) for a wrong choice.
+
+    Whatever is raised, the model is unchanged.
+    """
+    family = _patchable(model)
+    config = RelPosConfig.of(relpos)
+    wiring.attach(model, family, config, patched_class, keep_dropped=True)
+    for model_config in _configs(model, family.config_class):
+        model_config.__class__ = CONFIGS[family.config_class]
+        model_config.relpos = config
+    _warn_short_clip(config, family.trained_length(model.config))
+    return model
+
+
+def unpatch_model(model: Model) -> Model:
+    """Take the relative positions out again, in place: class, config, parameter names and values are as they were.
+
+    What training changed in the parameters the model was loaded with stays changed; all added ones are gone.
+
+    Args:
+        model: a patched model.
+
+    Returns:
+        The same object.
+
+    Raises:
+        PatchStateError: if the model is not patched, or its native positions are not there to come back (dropped in
+            the checkpoint it was loaded from). The model is unchanged.
+    """
+    if not isinstance(model, RelPosModelMixin):
+        raise PatchStateError(f"{type(model).__name__} is not patched. " + _hint(model))
+    family = model.relpos_family
+    wiring.detach(model, family)
+    for config in _configs(model, CONFIGS[family.config_class]):
+        config.__class__ = family.config_class
+        del config.relpos
+        if config.architectures:
+            config.architectures = [name.removeprefix(CLASS_PREFIX) for name in config.architectures]
+    return model
+
+
+def is_patched(model: nn.Module) -> bool:
+    """Whether a model, or a model inside it, has relative positions."""
+    return any(isinstance(module, (RelPosModelMixin, RelPosLayer)) for module in model.modules())
+
+
+@dataclass(frozen=True)
+class PatchReport:
+    """What a patch did to a model. ``print`` it.
+
+    Attributes:
+        model: the model's class.
+        base: the class it had.
+        config: all the choices.
+        layers: patched layers per stack, by the stack's path (empty for the model itself).
+        shared: whether the layers of a stack share their parameters.
+        added: number of parameters added.
+        total: number of parameters in all.
+        trained_length: number of absolute positions it was pretrained with; None if it had none.
+    """
+
+    model: str
+    base: str
+    config: RelPosConfig
+    layers: dict[str, int]
+    added: int
+    total: int
+    trained_length: int | None
+
+    @property
+    def num_layers(self) -> int:
+        """Patched layers in all."""
+        return sum(self.layers.values())
+
+    def __str__(self) -> str:
+        config = self.config
+        stacks = ", ".join(f"{count} in {path or 'the model'}" for path, count in self.layers.items())
+        rows = {
+            "schemes": " + ".join(map(str, config.schemes)),
+            "layers": f"{self.num_layers} patched ({stacks})" + (", shared per stack" if config.share_layers else ""),
+            "parameters": f"{self.added:,} added to {self.total - self.added:,}",
+            "native positions": _native_in_words(config.native, self.trained_length),
+            "gate": config.gate,
+            "window": "none" if config.window is None else f"{config.window} tokens to each side",
+            "engine": config.engine,
+        }
+        width = max(map(len, rows))
+        lines = [f"  {name:<{width}}  {value}" for name, value in rows.items()]
+        return "\n".join([f"{self.model} (was {self.base})", *lines])
+
+
+def patch_report(model: PreTrainedModel) -> PatchReport:
+    """What was done to a patched model.
+
+    Raises:
+        PatchStateError: if the model is not patched.
+    """
+    if not isinstance(model, RelPosModelMixin):
+        raise PatchStateError(
+            f"{type(model).__name__} is not patched, so there is nothing to report. " + _hint(model)
+        )
+    family = model.relpos_family
+    config = RelPosConfig.of(model.config.relpos)
+    parameters = dict(model.named_parameters())
+    layers = {}
+    for stack in wiring.stacks_of(model, family):
+        layers[stack.path] = sum(bool(wiring.relpos_of(attention).schemes) for attention in stack.attentions)  # type: ignore
+    return PatchReport(
+        model=type(model).__name__,
+        base=model.relpos_original.__name__,
+        config=config,
+        layers=layers,
+        added=sum(parameter.numel() for name, parameter in parameters.items() if "relpos" in name),
+        total=sum(parameter.numel() for parameter in parameters.values()),
+        trained_length=family.trained_length(model.config),
+    )
+
+
+def _patchable(model: Any) -> Family:
+    """The family of a model that can be patched as it is."""
+    wrapper = _wrapper(model)
+    if wrapper is not None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is a model already wrapped by {wrapper}. Patch the model first, then wrap it."
+        )
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"patch_model takes a model of Transformers, but was given {type(model).__name__}. {_supported()}"
+        )
+    if is_patched(model):
+        whose = "" if isinstance(model, RelPosModelMixin) else "a model inside it "
+        raise PatchStateError(
+            f"{type(model).__name__}: {whose}is already patched. To change its relative positions, call "
+            "unpatch_model first."
+        )
+    if type(model) not in MODELS:
+        raise UnsupportedModelError(f"{type(model).__name__} is not supported. {_supported()} {_hint(model)}".rstrip())
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has parameters that are not in memory (offloaded, or on the meta device). Patch "
+            "it before dispatching it, or load it with its RelPos class: from_pretrained(..., relpos=...)."
+        )
+    # A hook that replaced `forward` on an object keeps calling the forward of the class it had.
+    hooked = [path for path, module in model.named_modules() if "forward" in vars(module) and patched_class(type(module))]
+    if hooked:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has its forward replaced at {hooked[0] or 'the model itself'!r} (by "
+            "accelerator.prepare, a device map, or a tool like them). Patch the model first."
+        )
+    return MODELS[type(model)].relpos_family
+
+
+def _wrapper(model: Any) -> str | None:
+    """What a model is wrapped by, in words, or None."""
+    module = type(model).__module__
+    if module.startswith("peft."):
+        return "PEFT"
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return "data parallelism"
+    if module.startswith("torch.distributed."):
+        return type(model).__name__
+    if module.startswith("torch._dynamo.") or getattr(model, "_compiled_call_impl", None) is not None:
+        return "torch.compile"
+    return None
+
+
+def _supported() -> str:
+    names = ", ".join(family.config.removesuffix("Config") for family in FAMILIES.values())
+    return f"Supported are the models of these families, with any head: {names}."
+
+
+def _hint(model: Any) -> str:
+    """Where inside a model to look instead, or nothing."""
+    children = model.named_modules() if isinstance(model, nn.Module) else ()
+    inner = [path for path, module in children if path and (type(module) in MODELS or isinstance(module, RelPosModelMixin))]
+    outermost = [path for path in inner if not any(path.startswith(other + ".") for other in inner)]
+    if not outermost:
+        return ""
+    return "It contains models to call this on, one by one: " + ", ".join(f"model.{path}" for path in outermost) + "."
+
+
+def _configs(model: PreTrainedModel, config_class: type) -> list[Any]:
+    """Every config object of a class that a module of the model holds, once each."""
+    found = {id(model.config): model.config}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        found[id(config)] = config
+    return [config for config in found.values() if type(config) is config_class]
+
+
+def _native_in_words(native: str, trained_length: int | None) -> str:
+    what = "the bias it was pretrained with" if trained_length is None else "absolute positions"
+    bound = "" if trained_length is None else f", at most {trained_length} tokens"
+    return {
+        "keep": f"kept: {what}{bound}",
+        "gate": f"gated: {what} times a learned factor{bound}",
+        "drop": f"dropped: no longer {what}, any length",
+    }[native]
+
+
+def _warn_short_clip(config: RelPosConfig, trained_length: int | None) -> None:
+    for scheme in config.schemes:
+        if isinstance(scheme, ClippedBias) and trained_length is not None and scheme.max_distance < trained_length / 2:
+            logger.warning_once(
+                f"ClippedBias(max_distance={scheme.max_distance}) on a model trained with {trained_length} positions: "
+                f"keys more than {scheme.max_distance} tokens away cannot be told apart. Consider "
+                f"max_distance={trained_length // 2} or more, or T5Bias, whose buckets widen with distance."
+            )

@@ -1,0 +1,183 @@
+"""Puts the pieces into a Transformers model and takes them out again: modules and classes, never a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_relpos.attention import SHARED_FROM, relpos_of
+from hf_relpos.config import RelPosConfig
+from hf_relpos.errors import NothingPatchedError, PatchStateError
+from hf_relpos.families import Family
+from hf_relpos.layer import RelPosLayer
+from hf_relpos.positions import DroppedTable, GatedTable, PositionTable
+
+# Marks a module whose native table was dropped. Holds the table for the way back, in a tuple, so that PyTorch does not
+# take it for a child; or nothing, in a model that never had it.
+DROPPED = "_relpos_dropped"
+
+
+@dataclass
+class Stack:
+    """The layers that count and share together: an encoder or a decoder."""
+
+    path: str
+    module: Any
+    attentions: list[nn.Module] = field(default_factory=list)
+
+
+def stacks_of(model: PreTrainedModel, family: Family) -> list[Stack]:
+    """The stacks of a model with their self-attention modules, in order."""
+    attention_class = getattr(family.modeling, family.attention)
+    stacks: dict[str, Stack] = {}
+    pretrained = {path: module for path, module in model.named_modules() if isinstance(module, PreTrainedModel)}
+    for path, module in model.named_modules():
+        if isinstance(module, attention_class) and not family.is_cross_attention(path, module):
+            owner = max((p for p in pretrained if p == "" or path.startswith(p + ".")), key=len)
+            stacks.setdefault(owner, Stack(owner, pretrained[owner])).attentions.append(module)
+    return list(stacks.values())
+
+
+def attach(
+    model: PreTrainedModel,
+    family: Family,
+    config: RelPosConfig,
+    patched_class: Callable[[type], type | None],
+    keep_dropped: bool,
+) -> None:
+    """Give every self-attention of a model its relative positions. All checks come before the first change.
+
+    Args:
+        model: of the family; modules that have theirs already are left alone.
+        family: its spec.
+        config: all the choices.
+        patched_class: the class that modules of a class are to have; None if they keep their own.
+        keep_dropped: whether to keep dropped native tables for the way back.
+
+    Raises:
+        NothingPatchedError: if there is no self-attention, or ``config.layers`` names layers that are not there.
+        RelPosConfigError: if a scheme cannot act in this model's attention.
+    """
+    stacks = stacks_of(model, family)
+    _check_layers(model, family, config, stacks)
+    layers = [_build_layers(stack, family, config) for stack in stacks]
+    for stack, (shared, own) in zip(stacks, layers, strict=True):
+        if shared is not None:
+            stack.module.relpos = shared
+        for attention, layer in own:
+            if layer is not None:
+                attention.relpos = layer
+            else:
+                attention.__dict__[SHARED_FROM] = (stack.module,)
+    for owner, table in list(_native_tables(model, family)):
+        _change_native(owner, table, family, config, keep_dropped)
+    for module in model.modules():
+        new_class = patched_class(type(module))
+        if new_class is not None:
+            module.__class__ = new_class
+
+
+def detach(model: PreTrainedModel, family: Family) -> None:
+    """Undo :func:`attach`. All checks come before the first change.
+
+    Raises:
+        PatchStateError: if the model never had the native positions that would have to come back.
+    """
+    if any(module.__dict__.get(DROPPED) == () for module in model.modules()):
+        raise PatchStateError(
+            f"{type(model).__name__} cannot be unpatched: its native positions were dropped, and it was not made by "
+            "patch_model from a model that had them. Load the original checkpoint instead."
+        )
+    for module in list(model.modules()):
+        if isinstance(module._modules.get("relpos"), RelPosLayer):
+            del module.relpos
+        module.__dict__.pop(SHARED_FROM, None)
+        if DROPPED in module.__dict__:
+            (table,) = module.__dict__.pop(DROPPED)
+            setattr(module, family.native.table, table.to(_like(module)))
+            if family.native.is_bias:
+                module.has_relative_attention_bias = True  # type: ignore[assignment]
+        if isinstance(module, GatedTable):
+            del module.relpos_gate
+        original = getattr(type(module), "relpos_original", None)
+        if original is not None:
+            module.__class__ = original
+
+
+def _check_layers(model: PreTrainedModel, family: Family, config: RelPosConfig, stacks: list[Stack]) -> None:
+    if not stacks:
+        found = sorted({type(module).__name__ for module in model.modules() if "Attention" in type(module).__name__})
+        raise NothingPatchedError(
+            f"{type(model).__name__} has no {family.attention} that does self-attention; its attention modules are: "
+            f"{', '.join(found) or 'none'}. Nothing was patched."
+        )
+    deepest = max(len(stack.attentions) for stack in stacks)
+    beyond = [layer for layer in config.layers or () if layer >= deepest]
+    if beyond:
+        raise NothingPatchedError(
+            f"RelPosConfig: `layers` names {beyond}, but {type(model).__name__} has the layers 0 to {deepest - 1}. "
+            "Nothing was patched."
+        )
+
+
+def _build_layers(
+    stack: Stack, family: Family, config: RelPosConfig
+) -> tuple[RelPosLayer | None, list[tuple[nn.Module, RelPosLayer | None]]]:
+    """The stack's shared module, and each attention's own (None: it uses the shared one)."""
+    shared, own = None, []
+    for index, attention in enumerate(stack.attentions):
+        if relpos_of(attention) is not None:
+            continue
+        active = config.layers is None or index in config.layers
+        if config.share_layers and active:
+            shared = shared or _build_layer(attention, family, config, active)
+            own.append((attention, None))
+        else:
+            own.append((attention, _build_layer(attention, family, config, active)))
+    return shared, own
+
+
+def _build_layer(attention: nn.Module, family: Family, config: RelPosConfig, active: bool) -> RelPosLayer:
+    like = _like(attention)
+    with torch.device(like.device):
+        layer = RelPosLayer(config, family.geometry(attention), active)
+    return layer.to(like.dtype).train(attention.training)
+
+
+def _like(module: nn.Module) -> torch.Tensor:
+    """A parameter whose device and dtype new parameters of a module take; quantised weights are passed over."""
+    return next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+
+
+def _native_tables(model: PreTrainedModel, family: Family) -> Iterator[tuple[nn.Module, nn.Embedding]]:
+    """Each native table that is still as the family made it, with the module that owns it."""
+    owner_class = getattr(family.modeling, family.native.owner)
+    for module in model.modules():
+        if isinstance(module, owner_class):
+            table = module._modules.get(family.native.table)
+            if type(table) is nn.Embedding:
+                yield module, table
+
+
+def _change_native(
+    owner: nn.Module, table: nn.Embedding, family: Family, config: RelPosConfig, keep_dropped: bool
+) -> None:
+    if config.native == "drop":
+        owner.__dict__[DROPPED] = (table,) if keep_dropped else ()
+        if family.native.is_bias:
+            delattr(owner, family.native.table)
+            owner.has_relative_attention_bias = False  # type: ignore[assignment]
+        else:
+            setattr(owner, family.native.table, DroppedTable())
+        return
+    gated = config.native == "gate"
+    if family.native.is_bias and not gated:
+        return
+    table.__class__ = GatedTable if family.native.is_bias else PositionTable
+    # One element rather than none: sharding needs a dimension to shard.
+    table.relpos_gate = nn.Parameter(torch.ones_like(table.weight[0, :1])) if gated else None  # type: ignore
