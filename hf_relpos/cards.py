@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TAGS = ["hf_relpos", "relative-position"]
 
-# How the name of a task head ends -> (Auto class that loads it, the Hub's pipeline tag or None where it has none).
+# How the name of a task head ends -> (Auto class that loads it, the Hub's pipeline tag if there is one).
 _HEADS: dict[str, tuple[str, str | None]] = {
     "ForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),
     "ForTokenClassification": ("AutoModelForTokenClassification", "token-classification"),
@@ -33,7 +33,7 @@ _HEADS: dict[str, tuple[str, str | None]] = {
     "Model": ("AutoModel", "feature-extraction"),
 }
 
-# What a measured number is called: key in `metrics` -> (name for readers, id of the metric on the Hub, its arguments).
+# What a measured number is called: key in `metrics` -> (name for readers, the Hub's id, its arguments).
 _METRICS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "accuracy": ("accuracy", "accuracy", None),
     "f1": ("F1", "f1", None),
@@ -78,12 +78,12 @@ def write_model_card(
     Args:
         model: A patched model.
         directory: Folder of the saved model; made if it does not exist.
-        base_model: Hub id of the model that was patched. Without it, the one the model was loaded from if that was a
-            Hub id; a model loaded from a folder gets a card that names its family only.
-        metrics: Measured numbers, for example `{"accuracy": 0.93, "loss": 0.2}`. Without them the card says that the
-            model was patched and not yet trained.
+        base_model: Hub id of the model that was patched. Without it, the one the model was loaded from if
+            that was a Hub id; a model loaded from a folder gets a card that names its family only.
+        metrics: Measured numbers, for example `{"accuracy": 0.93, "loss": 0.2}`. Without them the card says
+            that the model was patched and not yet trained.
         baseline: The same numbers of the same model without the patch.
-        dataset: Name of the data the numbers were measured on; needed for the numbers to enter the card's metadata.
+        dataset: Name of the data the numbers were measured on; without it the metadata leaves them out.
         training: How the model was trained, as rows of a table.
         title: Name of the model; the folder's name by default.
         license: Licence id of the Hub, for example `"apache-2.0"`.
@@ -94,7 +94,8 @@ def write_model_card(
         The path of the card.
 
     Raises:
-        ModelCardError: If the model is not patched, or a value is not valid for the Hub.
+        PatchStateError: If the model is not patched.
+        ModelCardError: If a value is not valid for the Hub.
         FileExistsError: If there is a `README.md` and `overwrite` is false.
     """
     directory = Path(directory)
@@ -104,7 +105,10 @@ def write_model_card(
 
     from huggingface_hub import ModelCard
 
-    relpos = _relpos_of(model)
+    from hf_relpos.patching import patch_report
+
+    report = patch_report(model)
+    relpos = report.config.to_dict()
     title = title or directory.resolve().name
     base_model = _hub_id(model, base_model)
     auto_class, pipeline_tag = _head_of(model)
@@ -127,16 +131,15 @@ def write_model_card(
         native=_NATIVE[relpos["native"]],
         gate=_GATE[relpos["gate"]],
         settings=_settings(relpos),
-        added=f"{_count(model, added_only=True):,}",
-        total=f"{_count(model, added_only=False):,}",
+        added=f"{report.added:,}",
+        total=f"{report.total:,}",
         auto_class=auto_class,
-        load_from=title,
         results=_result_rows(metrics, baseline),
         has_baseline=bool(baseline),
         dataset=dataset,
         starts_exact=_starts_exact(relpos),
         training={name: _plain(value) for name, value in (training or {}).items()},
-        limits=_limits(model, relpos, trained=bool(metrics)),
+        limits=_limits(relpos, report.trained_length, trained=bool(metrics)),
     )
     directory.mkdir(parents=True, exist_ok=True)
     card.save(path)
@@ -146,16 +149,6 @@ def write_model_card(
 def _template() -> str:
     """The text of the card template, as installed with the package."""
     return resources.files("hf_relpos.model_cards").joinpath("TEMPLATE.md").read_text(encoding="utf-8")
-
-
-def _relpos_of(model: PreTrainedModel) -> dict[str, Any]:
-    relpos = getattr(getattr(model, "config", None), "relpos", None)
-    if not relpos:
-        raise ModelCardError(
-            f"{type(model).__name__} is not patched: its config has no `relpos`. "
-            "Call hf_relpos.patch_model(model, ...) first."
-        )
-    return dict(relpos)
 
 
 def _hub_id(model: PreTrainedModel, given: str | None) -> str | None:
@@ -205,9 +198,7 @@ def _metadata(
         if not re.fullmatch(r"[a-z]{2,3}|code|multilingual", code):
             raise ModelCardError(f"language is {code!r}, but must be an ISO 639 code like 'en' or 'deu'.")
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", license):
-        raise ModelCardError(
-            f"license is {license!r}, but must be a licence id of the Hub like 'apache-2.0'."
-        )
+        raise ModelCardError(f"license is {license!r}, but must be a licence id of the Hub like 'apache-2.0'.")
     return ModelCardData(
         library_name="transformers",
         base_model=base_model,
@@ -242,9 +233,7 @@ def _eval_results(
     ]
 
 
-def _result_rows(
-    metrics: Mapping[str, float] | None, baseline: Mapping[str, float] | None
-) -> list[dict[str, str]]:
+def _result_rows(metrics: Mapping[str, float] | None, baseline: Mapping[str, float] | None) -> list[dict[str, str]]:
     return [
         {
             "name": _METRICS.get(key, (key, key, None))[0],
@@ -261,12 +250,15 @@ def _describe_scheme(scheme: Mapping[str, Any]) -> str:
 
 
 def _settings(relpos: Mapping[str, Any]) -> dict[str, str]:
-    """The remaining fields of the config, as they are."""
-    shown_elsewhere = {"schemes", "native", "gate", "version"}
-    settings = {name: f"`{value!r}`" for name, value in relpos.items() if name not in shown_elsewhere}
-    if "version" in relpos:
-        settings["written by"] = f"hf_relpos {relpos['version']}"
-    return settings
+    """The remaining fields of the config."""
+    window, layers = relpos["window"], relpos["layers"]
+    return {
+        "window": "none, every token is seen" if window is None else f"{window} tokens to each side",
+        "layers": "all" if layers is None else ", ".join(map(str, layers)),
+        "tables and gates": "shared by the layers" if relpos["share_layers"] else "one set per layer",
+        "engine": relpos["engine"],
+        "written by": f"hf_relpos {relpos['version']}",
+    }
 
 
 def _starts_exact(relpos: Mapping[str, Any]) -> bool:
@@ -278,34 +270,23 @@ def _starts_exact(relpos: Mapping[str, Any]) -> bool:
     )
 
 
-def _limits(model: PreTrainedModel, relpos: Mapping[str, Any], *, trained: bool) -> list[str]:
+def _limits(relpos: Mapping[str, Any], trained_length: int | None, *, trained: bool) -> list[str]:
     limits = []
-    longest = getattr(model.config, "max_position_embeddings", None)
-    if relpos["native"] != "drop" and longest:
+    if relpos["native"] != "drop" and trained_length is not None:
         limits.append(
-            f"Inputs of more than {longest} tokens are refused: the pretrained positions end there. "
+            f"Inputs of more than {trained_length} tokens are refused: the pretrained positions end there. "
             'Patch with `native="drop"` and fine-tune to go beyond.'
         )
     for scheme in relpos["schemes"]:
         if "max_distance" in scheme:
             limits.append(
-                f"`{scheme['type']}` does not tell tokens apart that are {scheme['max_distance']} or more positions away."
+                f"`{scheme['type']}` does not tell tokens apart that are {scheme['max_distance']} "
+                "or more positions away on the same side."
             )
     if not trained:
         limits.append("The relative tables are at their start values until the model is fine-tuned.")
-    limits.append(
-        "Everything that holds for the model it was made from (data, language, biases) holds here as well."
-    )
+    limits.append("Everything that holds for the model it was made from (data, language, biases) holds here as well.")
     return limits
-
-
-def _count(model: PreTrainedModel, *, added_only: bool) -> int:
-    """Number of parameters, of the whole model or of what the patch added."""
-    return sum(
-        parameter.numel()
-        for name, parameter in model.named_parameters()
-        if not added_only or "relpos" in name
-    )
 
 
 def _plain(value: Any) -> str:

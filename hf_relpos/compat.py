@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
-
 
 def weights_wanted() -> bool:
     """Whether the running forward pass records attention weights.
@@ -21,7 +19,7 @@ def weights_wanted() -> bool:
     return collected is not None and any("attentions" in key for key in collected)
 
 
-def record_outputs_of(model_class: type[nn.Module]) -> None:
+def record_outputs_of(model_class: Any) -> None:
     """Let instances of a class record attentions and hidden states, though its ``__init__`` never ran for them.
 
     Transformers keeps what a class can record by the class's name, and fills it in when a model is constructed; a
@@ -41,7 +39,7 @@ def dense_pattern(**mask_arguments: Any) -> Any:
     return sdpa_mask(**{**mask_arguments, **skips})
 
 
-def auto_classes() -> Iterator[tuple[type, Any]]:
+def auto_classes() -> Iterator[tuple[Any, Any]]:
     """Every Auto class for models, with its mapping from config classes to model classes."""
     from transformers.models.auto import modeling_auto
 

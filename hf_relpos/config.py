@@ -34,7 +34,7 @@ class RelPosConfig:
         RelPosConfigError: (a ``ValueError``) for a wrong value; names the field, the value and what is allowed.
     """
 
-    schemes: Sequence[SchemeConfig | str] = ()
+    schemes: Sequence[SchemeConfig | str | Mapping[str, Any]] | SchemeConfig | str = ()
     native: str = "gate"
     gate: str = "head"
     window: int | None = None
@@ -59,6 +59,11 @@ class RelPosConfig:
             object.__setattr__(self, "layers", tuple(sorted(set(layers))))
         if not isinstance(self.share_layers, bool):
             raise self._wrong("share_layers", "True or False")
+
+    @property
+    def scheme_configs(self) -> tuple[SchemeConfig, ...]:
+        """``schemes``, which were turned into configs when this was made."""
+        return self.schemes  # type: ignore[return-value]
 
     def _wrong(self, field: str, allowed: str) -> RelPosConfigError:
         return wrong_value("RelPosConfig", field, getattr(self, field), allowed)
@@ -86,7 +91,7 @@ class RelPosConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, with the version of the package that wrote it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["schemes"] = [scheme.to_dict() for scheme in self.schemes]  # type: ignore[union-attr]
+        values["schemes"] = [scheme.to_dict() for scheme in self.scheme_configs]
         values["layers"] = None if self.layers is None else list(self.layers)
         return {**values, "version": __version__}
 

@@ -29,8 +29,8 @@ class RelPosLayer(nn.Module):
     def __init__(self, config: RelPosConfig, geometry: AttentionGeometry, active: bool = True) -> None:
         super().__init__()
         self.config = config
-        schemes = config.schemes if active else ()
-        self.schemes = nn.ModuleList(scheme.build(geometry) for scheme in schemes)  # type: ignore[union-attr]
+        schemes = config.scheme_configs if active else ()
+        self.schemes = nn.ModuleList(scheme.build(geometry) for scheme in schemes)
         gate = GATES[config.gate]
         self.gate = gate(geometry) if gate is not None and active else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
@@ -14,8 +14,11 @@ from hf_relpos.configuration import CLASS_PREFIX, CONFIGS
 from hf_relpos.errors import PatchStateError
 from hf_relpos.families import FAMILIES, Family
 
+# The mixin always stands before a PreTrainedModel; only the type checker is told so.
+_Base: Any = PreTrainedModel if TYPE_CHECKING else object
 
-class RelPosModelMixin:
+
+class RelPosModelMixin(_Base):
     """What a patched model's class adds to its family's: how it is built, initialised and loaded.
 
     Attributes:
@@ -25,13 +28,14 @@ class RelPosModelMixin:
 
     relpos_family: Family
     relpos_original: type
-    model_tags = ["hf_relpos"]
+    config: Any
+    model_tags: ClassVar = ["hf_relpos"]
     # Our attention is called by its own name; a caller that would switch to flash kernels must be told no.
     _supports_flash_attn = False
 
     def post_init(self) -> None:
         """Called last by the family's constructor: give the model its relative positions."""
-        relpos = self.config.relpos  # type: ignore[attr-defined]
+        relpos = self.config.relpos
         if relpos is None:
             raise PatchStateError(
                 f"{type(self).__name__} needs to know which relative positions to use, and its config has none. Pass "
@@ -39,7 +43,7 @@ class RelPosModelMixin:
             )
         config = RelPosConfig.of(relpos)
         wiring.attach(self, self.relpos_family, config, patched_class, keep_dropped=False)  # type: ignore[arg-type]
-        super().post_init()  # type: ignore[misc]
+        super().post_init()
 
     # Loading leaves parameters that the checkpoint does not have uninitialised. Transformers then asks, for each
     # module, the nearest model above it: that is this class for the modules of a head, and the inner model's for the
@@ -47,21 +51,21 @@ class RelPosModelMixin:
 
     def initialize_weights(self) -> None:
         """Initialise what was not loaded: the added parameters first, then all others."""
-        for module in self.modules():  # type: ignore[attr-defined]
+        for module in self.modules():
             _reset(module)
-        super().initialize_weights()  # type: ignore[misc]
+        super().initialize_weights()
 
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)  # type: ignore[misc]
+        super()._init_weights(module)
         _reset(module)
 
     def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
         """A plain checkpoint has none of the added parameters: that is no loss. Having only some of them is one."""
-        super()._adjust_missing_and_unexpected_keys(loading_info)  # type: ignore[misc]
-        added = {name for name, _ in self.named_parameters() if "relpos" in name}  # type: ignore[attr-defined]
+        super()._adjust_missing_and_unexpected_keys(loading_info)
+        added = {name for name, _ in self.named_parameters() if "relpos" in name}
         if added <= set(loading_info.missing_keys):
             loading_info.missing_keys = set(loading_info.missing_keys) - added
-        if self.config.relpos["native"] == "drop":  # type: ignore[attr-defined]
+        if self.config.relpos["native"] == "drop":
             dropped = f"{self.relpos_family.native.table}.weight"
             loading_info.unexpected_keys = {key for key in loading_info.unexpected_keys if not key.endswith(dropped)}
 

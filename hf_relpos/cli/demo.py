@@ -1,10 +1,12 @@
-"""`hf-relpos demo`: one pretrained classifier, trained without and with relative positions, saved, loaded, compared."""
+"""`hf-relpos demo`: one classifier, trained without and with relative positions, saved, loaded, compared."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -49,7 +51,7 @@ def run_demo(args: argparse.Namespace) -> None:
     settings = Settings(
         seed=args.seed,
         max_steps=args.max_steps,
-        evaluations=2 if args.quick else 5,
+        evaluations=2 if args.quick else 4,
         max_length=args.max_length,
     )
     tokenizer = _load_tokenizer(source, settings.max_length)
@@ -58,23 +60,19 @@ def run_demo(args: argparse.Namespace) -> None:
     eval_texts = [example.text for example in news.eval]
     print(
         f"model:  {EMBEDDED_MODEL_ID if args.model is None else args.model}\n"
-        f"texts:  {news.name}: {len(train)} to train on, {len(evaluation)} to measure on, {len(news.labels)} classes\n"
-        f"both runs: {settings.max_steps} steps of {settings.batch_size} texts of up to {settings.max_length} tokens\n"
+        f"texts:  {news.name}: {len(train)} to train on, {len(evaluation)} to measure on, "
+        f"{len(news.labels)} classes\n"
+        f"steps:  {settings.max_steps} of {settings.batch_size} texts of up to {settings.max_length} tokens, "
+        "for each model\n"
     )
 
     plain = _load_model(source, tokenizer, news.labels, args.seed)
     model = hf_relpos.patch_model(_load_model(source, tokenizer, news.labels, args.seed), relpos)
     print(f"{hf_relpos.patch_report(model)}\n")
-    difference = _difference_at_start(
-        plain, model, tokenizer, eval_texts[: settings.eval_batch_size], settings
-    )
+    difference = _difference_at_start(plain, model, tokenizer, eval_texts[: settings.eval_batch_size], settings)
     if relpos.native != "drop" and difference > IDENTITY_TOLERANCE:
-        raise CheckFailed(
-            f"A fresh patch must not change the model, but a logit differs by {difference:.3g}."
-        )
-    print(
-        f"largest difference of a logit between the unpatched and the freshly patched model: {difference:.1e}\n"
-    )
+        raise CheckFailed(f"A fresh patch must not change the model, but a logit differs by {difference:.3g}.")
+    print(f"freshly patched, no logit differs from the unpatched model's by more than {difference:.1e}\n")
 
     runs: dict[str, Run] = {}
     for name, candidate in ((UNPATCHED, plain), (PATCHED, model)):
@@ -89,9 +87,7 @@ def run_demo(args: argparse.Namespace) -> None:
     print("loading the saved model in a fresh process ...", flush=True)
     batch_size = settings.eval_batch_size
     logits = predict_logits(model, tokenizer, eval_texts, settings.max_length, batch_size)
-    check_reload(
-        saved, logits, eval_texts, max_length=settings.max_length, batch_size=batch_size, device=model.device
-    )
+    check_reload(saved, logits, eval_texts, max_length=settings.max_length, batch_size=batch_size, device=model.device)
     print(f"the reloaded model's {len(logits)} predictions are equal, bit for bit\n")
 
     plots.plot_validation_loss(runs, output / "validation_loss.png")
@@ -107,7 +103,7 @@ def run_demo(args: argparse.Namespace) -> None:
                 "train_samples": len(train),
                 "eval_samples": len(evaluation),
             },
-            "relpos": model.config.relpos,
+            "relpos": hf_relpos.patch_report(model).config.to_dict(),
             "settings": asdict(settings),
             "runs": {name: {**asdict(run), "added_parameters": added[name]} for name, run in runs.items()},
             "difference_at_start": difference,
@@ -125,7 +121,7 @@ def run_demo(args: argparse.Namespace) -> None:
 
 
 def _plots() -> ModuleType:
-    """The module that draws; matplotlib is part of the `demo` extra. Asked for first, not after minutes of training."""
+    """The module that draws. It is in the `demo` extra: asked for first, not after minutes of training."""
     try:
         from hf_relpos.cli import plots
     except ModuleNotFoundError as error:
@@ -144,9 +140,7 @@ def _relpos_config(args: argparse.Namespace) -> hf_relpos.RelPosConfig:
 
 def _load_texts(args: argparse.Namespace, output: Path) -> texts.TextData:
     if (args.train_file is None) != (args.eval_file is None):
-        given, missing = (
-            ("--train-file", "--eval-file") if args.train_file else ("--eval-file", "--train-file")
-        )
+        given, missing = ("--train-file", "--eval-file") if args.train_file else ("--eval-file", "--train-file")
         raise CommandError(f"{given} was given without {missing}. Give both, or neither for the BBC news.")
     if args.train_file is None:
         loaded = texts.load_bbc_news()
@@ -156,30 +150,24 @@ def _load_texts(args: argparse.Namespace, output: Path) -> texts.TextData:
 
 
 def _load_tokenizer(source: str, max_length: int) -> PreTrainedTokenizerBase:
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=_is_local(source))
+    with _loading(source):
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=_is_local(source))
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
-            raise CommandError(
-                f"The tokenizer of {source} has neither a padding nor an end token, so it cannot pad."
-            )
+            raise CommandError(f"The tokenizer of {source} has neither a padding nor an end token, so it cannot pad.")
         tokenizer.pad_token = tokenizer.eos_token
     if max_length > tokenizer.model_max_length:
         raise CommandError(
-            f"--max-length is {max_length}, but {source} was trained with at most {tokenizer.model_max_length} tokens. "
-            f"Give --max-length {tokenizer.model_max_length} or less."
+            f"--max-length is {max_length}, but {source} was trained with at most "
+            f"{tokenizer.model_max_length} tokens. Give --max-length {tokenizer.model_max_length} or less."
         )
     return tokenizer
 
 
-def _load_model(
-    source: str, tokenizer: PreTrainedTokenizerBase, labels: list[str], seed: int
-) -> PreTrainedModel:
+def _load_model(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[str], seed: int) -> PreTrainedModel:
     """The classifier with a new head, the same one for the same seed."""
     set_seed(seed)
-    loading = logging.getLogger("transformers.modeling_utils")
-    level = loading.level
-    loading.setLevel(logging.ERROR)  # would report, as a surprise, that the head is new
-    try:
+    with _loading(source):
         return AutoModelForSequenceClassification.from_pretrained(
             source,
             local_files_only=_is_local(source),
@@ -188,8 +176,23 @@ def _load_model(
             pad_token_id=tokenizer.pad_token_id,
             dtype=torch.float32,
         )
+
+
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Load from a folder or the Hub: a failure is the user's to mend, and nobody needs a report on the new head."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"The model {source!r} cannot be loaded. Give --model a folder with a model and its tokenizer, or the id "
+            f"of a model on the Hub. The reason: {error}"
+        ) from error
     finally:
-        loading.setLevel(level)
+        logger.setLevel(level)
 
 
 def _is_local(source: str) -> bool:
@@ -206,9 +209,7 @@ def _difference_at_start(
 ) -> float:
     """The largest difference between the logits of the two models before training."""
     first, second = (
-        predict_logits(
-            each, tokenizer, some_texts, settings.max_length, settings.eval_batch_size, show_progress=False
-        )
+        predict_logits(each, tokenizer, some_texts, settings.max_length, settings.eval_batch_size, show_progress=False)
         for each in (plain, model)
     )
     return float((first - second).abs().max())

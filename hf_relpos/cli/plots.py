@@ -53,9 +53,7 @@ def plot_validation_loss(runs: Mapping[str, Run], path: Path) -> None:
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for (name, run), style in zip(runs.items(), STYLES, strict=False):
-        axes.plot(
-            run.steps, run.eval_loss, label=f"{name} (final {run.eval_loss[-1]:.3f})", markersize=4, **style
-        )
+        axes.plot(run.steps, run.eval_loss, label=f"{name} (final {run.eval_loss[-1]:.3f})", markersize=4, **style)
     axes.set_title("Validation loss, same data in the same order")
     axes.set_xlabel("training step")
     axes.set_ylabel("cross-entropy (nats)")
@@ -166,7 +164,7 @@ def _draw_table(figure: Figure, axes: Any, layers: list[str], table: np.ndarray,
         extent=(-furthest - 0.5, furthest + 0.5, len(layers) - 0.5, -0.5),
     )
     axes.set_title(title, loc="left", fontsize="medium")
-    axes.set_xlabel(f"offset: key position - query position ({furthest} means {furthest} or more)")
+    axes.set_xlabel(f"offset: key position - query position (at ±{furthest}: and all beyond)")
     axes.set_ylabel("layer")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
     axes.set_yticks(range(len(layers)), layers)
@@ -175,7 +173,7 @@ def _draw_table(figure: Figure, axes: Any, layers: list[str], table: np.ndarray,
 
 def _draw_gates(figure: Figure, axes: Any, layers: list[str], gates: np.ndarray) -> None:
     # Blue below 1, red above, white where a gate is as it was at the start.
-    reach = max(float(np.abs(gates - 1).max()), 1e-6)
+    reach = max(float(np.abs(gates - 1).max()), 0.01)
     image = axes.imshow(gates, aspect="auto", cmap="RdBu_r", norm=Normalize(1 - reach, 1 + reach))
     axes.set_title("gate on the relative terms (1 at the start)", loc="left", fontsize="medium")
     axes.set_xlabel("head")

@@ -1,7 +1,7 @@
 """Whether a saved model, loaded by a fresh process, predicts exactly what the model in memory predicts.
 
-The other side of the check is this file run as a program: it reads a request from its standard input, loads the
-folder through the Auto classes, and writes the logits it gets as a NumPy file.
+The other side of the check is this file run as a program: it reads a request from its standard input, loads
+the folder through the Auto classes, and writes the logits it gets as a NumPy file.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def check_reload(
             check=False,
         )
         if done.returncode != 0:
-            raise CheckFailed(
-                f"A fresh process could not load {directory} and predict with it:\n{done.stderr.strip()}"
-            )
+            raise CheckFailed(f"A fresh process could not load {directory} and predict with it:\n{done.stderr.strip()}")
         compare(logits, torch.from_numpy(np.load(answer)))
 
 
@@ -88,8 +86,8 @@ def compare(logits: torch.Tensor, reloaded: torch.Tensor) -> None:
         changed = int((logits.argmax(-1) != reloaded.argmax(-1)).sum())
         raise CheckFailed(
             f"The reloaded model does not predict what the trained one predicted: the logits differ by up to "
-            f"{difference:.3g}, and {changed} of {len(logits)} predicted classes changed. The saved folder does not "
-            "hold the model that was measured."
+            f"{difference:.3g}, and {changed} of {len(logits)} predicted classes changed. "
+            "The saved folder does not hold the model that was measured."
         )
 
 
@@ -97,9 +95,7 @@ def _answer(request: dict[str, Any]) -> None:
     torch.set_num_threads(request["threads"])
     model = AutoModelForSequenceClassification.from_pretrained(request["directory"]).to(request["device"])
     if not hf_relpos.is_patched(model):
-        raise SystemExit(
-            f"{request['directory']} was loaded as a {type(model).__name__}, which is not patched."
-        )
+        raise SystemExit(f"{request['directory']} was loaded as a {type(model).__name__}, which is not patched.")
     tokenizer = AutoTokenizer.from_pretrained(request["directory"])
     logits = predict_logits(
         model, tokenizer, request["texts"], request["max_length"], request["batch_size"], show_progress=False

@@ -41,7 +41,7 @@ class Settings:
         max_length: Longer texts are cut off after this many tokens.
         batch_size: Texts per training step.
         eval_batch_size: Texts per evaluation step.
-        learning_rate: Peak learning rate of the pretrained parameters; rises over the first tenth, then falls to 0.
+        learning_rate: Peak learning rate of the pretrained parameters; rises over a tenth, then falls.
         added_learning_rate: The same for the parameters that a patch adds. They start at nothing, while the
             pretrained ones only have to be adjusted.
     """
@@ -50,7 +50,7 @@ class Settings:
     max_steps: int
     evaluations: int
     max_length: int
-    batch_size: int = 16
+    batch_size: int = 8
     eval_batch_size: int = 32
     learning_rate: float = 1e-4
     added_learning_rate: float = 2e-3
@@ -87,12 +87,8 @@ class Run:
 class EncodedTexts(Dataset):
     """Tokenized texts with their labels."""
 
-    def __init__(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
-    ) -> None:
-        self._inputs = tokenizer(
-            [example.text for example in examples], truncation=True, max_length=max_length
-        )
+    def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        self._inputs = tokenizer([example.text for example in examples], truncation=True, max_length=max_length)
         self._labels = [example.label for example in examples]
 
     def __len__(self) -> int:
@@ -137,7 +133,7 @@ class EvaluateAtEnd(TrainerCallback):
 
 
 class NamedProgress(ProgressCallback):
-    """Trainer's progress bar, with the model's name and the latest losses in the bar instead of lines between."""
+    """Trainer's progress bar, with the model's name and the latest losses in the bar."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -150,9 +146,7 @@ class NamedProgress(ProgressCallback):
         if self.training_bar is not None:
             self.training_bar.set_description(f"training, {self._name}")
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Show the latest losses behind the bar."""
         for key, shown_as in (
             ("loss", "loss"),
@@ -216,9 +210,7 @@ def fine_tune(
         optimizers=(_optimizer(model, settings), None),
         callbacks=[timer, EvaluateAtEnd(), NamedProgress(name)],
     )
-    trainer.remove_callback(
-        PrinterCallback
-    )  # prints every log entry; Trainer adds it when its own bar is off
+    trainer.remove_callback(PrinterCallback)  # prints every log entry; Trainer adds it when its own bar is off
     trainer.train()
     return _run_of(trainer.state.log_history, timer)
 
@@ -243,9 +235,7 @@ def predict_logits(
     with torch.inference_mode():
         for start in tqdm(starts, desc="predicting", leave=False, disable=not show_progress):
             batch = list(texts[start : start + batch_size])
-            inputs = tokenizer(
-                batch, truncation=True, max_length=max_length, padding=True, return_tensors="pt"
-            )
+            inputs = tokenizer(batch, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
             parts.append(model(**inputs.to(model.device)).logits.float().cpu())
     return torch.cat(parts)
 
@@ -265,6 +255,7 @@ def _optimizer(model: PreTrainedModel, settings: Settings) -> torch.optim.Optimi
     return torch.optim.AdamW(
         [{"params": members, "lr": rates[added]} for added, members in groups.items() if members],
         weight_decay=0.0,
+        fused=True,
     )
 
 
@@ -272,9 +263,7 @@ def _measure() -> Any:
     accuracy, f1 = load_metric("accuracy"), load_metric("f1")
 
     def compute(prediction: EvalPrediction) -> dict[str, float]:
-        logits = (
-            prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
-        )
+        logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
         given = {"predictions": np.argmax(logits, axis=-1), "references": prediction.label_ids}
         return {
             "accuracy": accuracy.compute(**given)["accuracy"],

@@ -33,4 +33,5 @@ def _tensor(mask: AttentionMask, query: Tensor) -> Tensor | None:
     allowed, added = mask.allowed(queries, keys, query.device), mask.added(queries, keys)
     if added is None:
         return allowed
-    return added.to(query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
+    added = added.to(query.dtype)
+    return added if allowed is None else added.masked_fill(~allowed, torch.finfo(query.dtype).min)

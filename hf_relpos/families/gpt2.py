@@ -9,6 +9,6 @@ GPT2 = Family(
     num_heads="num_heads",
     head_dim="head_dim",
     native=NativePositions(owner="GPT2Model", table="wpe"),
-    is_cross_attention=lambda path, attention: attention.is_cross_attention,
+    is_cross_attention=lambda path, attention: bool(attention.is_cross_attention),
     max_positions="max_position_embeddings",
 )

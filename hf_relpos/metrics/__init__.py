@@ -1,7 +1,7 @@
 """The few `evaluate` metrics that the demo and the examples need, as local modules.
 
-`evaluate.load("accuracy")` downloads a script from the Hub. The modules in this folder hold the same kind of script,
-so that a metric can be had without a network in two ways:
+`evaluate.load("accuracy")` downloads a script from the Hub. This folder holds the same kind of script, so
+that a metric can be had without a network in two ways:
 
     metric = load_metric("accuracy")                   # in memory, writes nothing
     metric = evaluate.load(metric_path("accuracy"))    # the usual way; copies the script below HF_HOME
@@ -60,6 +60,6 @@ def load_metric(name: str, **kwargs: Any) -> evaluate.Metric:
             'Install it with: pip install "hf_relpos[demo]"',
             name=error.name,
         ) from error
-    # evaluate always creates its cache folder, also for a metric that lives in memory: give it one that goes away.
+    # evaluate creates its cache folder even for a metric that lives in memory: give it one that goes away.
     with tempfile.TemporaryDirectory(prefix="hf_relpos_metric_") as folder:
         return module.METRIC(keep_in_memory=True, cache_dir=folder, **kwargs)

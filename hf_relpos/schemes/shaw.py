@@ -1,5 +1,8 @@
-"""Relative key and value vectors (Shaw, Uszkoreit, Vaswani 2018, "Self-Attention with Relative Position
-Representations", https://arxiv.org/abs/1803.02155)."""
+"""Relative key and value vectors.
+
+Shaw, Uszkoreit, Vaswani 2018, "Self-Attention with Relative Position Representations",
+https://arxiv.org/abs/1803.02155.
+"""
 
 from __future__ import annotations
 

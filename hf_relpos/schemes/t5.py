@@ -1,5 +1,8 @@
-"""A learned bias per head and logarithmic distance bucket (Raffel et al. 2020, "Exploring the Limits of Transfer
-Learning with a Unified Text-to-Text Transformer", section 2.1, https://arxiv.org/abs/1910.10683)."""
+"""A learned bias per head and logarithmic distance bucket.
+
+Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", section 2.1,
+https://arxiv.org/abs/1910.10683.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +77,7 @@ class T5BiasScheme(Scheme):
         super().__init__()
         self.config = config
         self.causal = geometry.causal
-        self.bucket_table = LearnedTable(
-            geometry.num_heads, config.num_buckets, start=config.init, std=config.init_std
-        )
+        self.bucket_table = LearnedTable(geometry.num_heads, config.num_buckets, start=config.init, std=config.init_std)
 
     def forward(self) -> RelativeTerms:
         """The bias ``[heads, 2 * max_distance + 1]``."""

@@ -1,0 +1,1 @@
+"""The accuracy metric as a local `evaluate` module."""

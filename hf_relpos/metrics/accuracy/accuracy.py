@@ -27,12 +27,8 @@ class Accuracy(evaluate.Metric):
             description=_DESCRIPTION,
             citation="",
             inputs_description=_INPUTS,
-            features=datasets.Features(
-                {"predictions": datasets.Value("int32"), "references": datasets.Value("int32")}
-            ),
-            reference_urls=[
-                "https://scikit-learn.org/stable/modules/generated/sklearn.metrics.accuracy_score.html"
-            ],
+            features=datasets.Features({"predictions": datasets.Value("int32"), "references": datasets.Value("int32")}),
+            reference_urls=["https://scikit-learn.org/stable/modules/generated/sklearn.metrics.accuracy_score.html"],
         )
 
     def _compute(

@@ -1,0 +1,1 @@
+"""The F1 metric as a local `evaluate` module."""

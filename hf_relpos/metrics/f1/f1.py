@@ -12,8 +12,8 @@ _INPUTS = """
 Args:
     predictions (list of int): predicted class ids.
     references (list of int): true class ids, as many as predictions.
-    average (str or None): "binary" (default, two classes), "macro" (the plain mean over the classes), "micro",
-        "weighted" (the mean weighted by class size), or None (one score per class).
+    average (str or None): "binary" (default, two classes), "macro" (the plain mean over the classes),
+        "micro", "weighted" (the mean weighted by class size), or None (one score per class).
     labels (list of int, optional): the classes to average over; by default all that occur.
     pos_label (int): the positive class when average is "binary".
     sample_weight (list of float, optional): one weight per prediction.
@@ -30,12 +30,8 @@ class F1(evaluate.Metric):
             description=_DESCRIPTION,
             citation="",
             inputs_description=_INPUTS,
-            features=datasets.Features(
-                {"predictions": datasets.Value("int32"), "references": datasets.Value("int32")}
-            ),
-            reference_urls=[
-                "https://scikit-learn.org/stable/modules/generated/sklearn.metrics.f1_score.html"
-            ],
+            features=datasets.Features({"predictions": datasets.Value("int32"), "references": datasets.Value("int32")}),
+            reference_urls=["https://scikit-learn.org/stable/modules/generated/sklearn.metrics.f1_score.html"],
         )
 
     def _compute(
@@ -47,7 +43,7 @@ class F1(evaluate.Metric):
         pos_label: int = 1,
         sample_weight: list[float] | None = None,
     ) -> dict[str, float | list[float]]:
-        # A class that is neither predicted nor present has no precision or recall: it counts as 0, without a warning.
+        # A class that is neither predicted nor present has no precision or recall: it counts as 0.
         score = f1_score(
             references,
             predictions,
