@@ -18,6 +18,15 @@ CLASS_PREFIX = "RelPos"
 TYPE_PREFIX = "relpos-"
 
 
+def warn_of_other_attention(asked: Any) -> None:
+    """Say, once, that another attention implementation was asked for and will not be used."""
+    if asked not in (None, ATTENTION_NAME):
+        logger.warning_once(
+            f"attn_implementation={asked!r} has no effect on a patched model: its attention is hf_relpos's own. Choose "
+            "how it is computed with RelPosConfig(engine=...)."
+        )
+
+
 class RelPosConfigMixin:
     """What a patched model's config adds to its family's: ``relpos``, and the attention that goes with it.
 
@@ -46,11 +55,7 @@ class RelPosConfigMixin:
 
     @_attn_implementation.setter
     def _attn_implementation(self, value: Any) -> None:
-        if value not in (None, ATTENTION_NAME):
-            logger.warning_once(
-                f"attn_implementation={value!r} has no effect on a patched model: its attention is hf_relpos's own. "
-                "Choose how it is computed with RelPosConfig(engine=...)."
-            )
+        warn_of_other_attention(value)
         self._attn_implementation_internal = value
 
     # The family's config refuses to record attentions with any implementation but "eager"; ours can.

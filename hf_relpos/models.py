@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_relpos import attention, compat, wiring
 from hf_relpos.config import RelPosConfig
-from hf_relpos.configuration import CLASS_PREFIX, CONFIGS
+from hf_relpos.configuration import CLASS_PREFIX, CONFIGS, warn_of_other_attention
 from hf_relpos.errors import PatchStateError
 from hf_relpos.families import FAMILIES, Family
 
@@ -42,8 +42,12 @@ class RelPosModelMixin(_Base):
                 "them: from_pretrained(..., relpos=Shaw(max_distance=16)), or a config made with relpos=..."
             )
         config = RelPosConfig.of(relpos)
-        wiring.attach(self, self.relpos_family, config, patched_class, keep_dropped=False)  # type: ignore[arg-type]
+        wiring.attach(self, self.relpos_family, config, patched_class, keep_dropped=False)
         super().post_init()
+
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
+        """Keep our attention, and say so: any other would leave the relative positions out."""
+        warn_of_other_attention(attn_implementation)
 
     # Loading leaves parameters that the checkpoint does not have uninitialised. Transformers then asks, for each
     # module, the nearest model above it: that is this class for the modules of a head, and the inner model's for the

@@ -180,7 +180,7 @@ def _load_model(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[st
 
 @contextmanager
 def _loading(source: str) -> Iterator[None]:
-    """Load from a folder or the Hub: a failure is the user's to mend, and nobody needs a report on the new head."""
+    """Load from a folder or the Hub: a failure becomes an error; the report on the new head is dropped."""
     logger = logging.getLogger("transformers.modeling_utils")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -188,8 +188,8 @@ def _loading(source: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         raise CommandError(
-            f"The model {source!r} cannot be loaded. Give --model a folder with a model and its tokenizer, or the id "
-            f"of a model on the Hub. The reason: {error}"
+            f"The model {source!r} cannot be loaded. Give --model a folder with a model and its tokenizer, or the "
+            f"id of a model on the Hub. The reason: {error}"
         ) from error
     finally:
         logger.setLevel(level)

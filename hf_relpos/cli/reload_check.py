@@ -63,7 +63,7 @@ def check_reload(
             text=True,
             encoding="utf-8",
             capture_output=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},  # the saved folder is all it may need
+            env=_environment(),
             check=False,
         )
         if done.returncode != 0:
@@ -89,6 +89,13 @@ def compare(logits: torch.Tensor, reloaded: torch.Tensor) -> None:
             f"{difference:.3g}, and {changed} of {len(logits)} predicted classes changed. "
             "The saved folder does not hold the model that was measured."
         )
+
+
+def _environment() -> dict[str, str]:
+    """The other process runs the code that this one runs, and may need nothing but the saved folder."""
+    code = str(Path(hf_relpos.__file__).resolve().parent.parent)
+    path = os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 
 def _answer(request: dict[str, Any]) -> None:

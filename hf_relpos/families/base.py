@@ -43,6 +43,7 @@ class Family:
         attention: class name of the modules that do self-attention.
         num_heads: their attribute with the number of heads.
         head_dim: their attribute with the size of a head.
+        causal: their attribute that says whether queries only look back.
         native: the positions it is pretrained with.
         is_cross_attention: tells modules of that class that do cross-attention, from their path and themselves.
         max_positions: config attribute with the number of absolute positions; None where length is not bounded.
@@ -54,6 +55,7 @@ class Family:
     attention: str
     num_heads: str
     head_dim: str
+    causal: str
     native: NativePositions
     is_cross_attention: Callable[[str, nn.Module], bool] = _never
     max_positions: str | None = None
@@ -75,7 +77,7 @@ class Family:
             num_heads=getattr(attention, self.num_heads),
             head_dim=getattr(attention, self.head_dim),
             # Transformers lets a config turn a causal model's mask bidirectional.
-            causal=bool(attention.is_causal and getattr(attention.config, "is_causal", True)),
+            causal=bool(getattr(attention, self.causal) and getattr(attention.config, "is_causal", True)),
         )
 
     def trained_length(self, config: Any) -> int | None:

@@ -49,6 +49,7 @@ BERT = Family(
     attention="BertSelfAttention",  # cross-attention has a class of its own
     num_heads="num_attention_heads",
     head_dim="attention_head_size",
+    causal="is_causal",
     native=NativePositions(owner="BertEmbeddings", table="position_embeddings"),
     max_positions="max_position_embeddings",
     overrides={"BertEmbeddings": OpenLengthEmbeddings},

@@ -8,6 +8,7 @@ GPT2 = Family(
     attention="GPT2Attention",
     num_heads="num_heads",
     head_dim="head_dim",
+    causal="is_causal",
     native=NativePositions(owner="GPT2Model", table="wpe"),
     is_cross_attention=lambda path, attention: bool(attention.is_cross_attention),
     max_positions="max_position_embeddings",

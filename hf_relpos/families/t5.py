@@ -47,6 +47,7 @@ def _t5_like(package: str, prefix: str, override: type) -> Family:
         attention=attention,
         num_heads="n_heads",
         head_dim="key_value_proj_dim",
+        causal="is_decoder",  # what the native bias goes by; `is_causal` is wrong in UMT5 of Transformers 5.15
         native=NativePositions(owner=attention, table="relative_attention_bias", is_bias=True),
         is_cross_attention=_is_cross_attention,
         overrides={attention: override},
