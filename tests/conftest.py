@@ -1,0 +1,20 @@
+"""Settings of the whole suite: no network, one thread per worker, the same random numbers in every test."""
+
+import os
+
+# Set before torch or a Hugging Face library is imported, and inherited by the processes that tests start.
+os.environ.update(HF_HUB_OFFLINE="1", HF_EVALUATE_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+os.environ["MPLBACKEND"] = "Agg"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+import transformers
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Seed Python, NumPy and torch, so that a test depends neither on its order nor on its worker."""
+    transformers.set_seed(0)
