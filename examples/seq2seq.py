@@ -1,0 +1,155 @@
+"""Fine-tune a pretrained encoder-decoder with relative positions on pairs of texts, as in summarization.
+
+    python seq2seq.py --model_name_or_path google-t5/t5-small --dataset_name abisee/cnn_dailymail \
+        --dataset_config_name 3.0.0 --text_column article --summary_column highlights \
+        --source_prefix "summarize: " --schemes shaw --native keep --do_train --do_eval \
+        --predict_with_generate --output_dir out
+
+README.md in this directory has more. All options: --help.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from common import (
+    DataArguments,
+    ModelArguments,
+    checkpoint_to_resume,
+    load_splits,
+    parse_arguments,
+    report,
+    set_up_logging,
+    text_column,
+    train,
+)
+from relpos_arguments import RelPosArguments, apply_relpos, check_length, check_resume
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    set_seed,
+)
+
+from hf_relpos import is_patched, patch_report
+
+
+@dataclass
+class Seq2SeqDataArguments(DataArguments):
+    """Columns and lengths."""
+
+    text_column: str | None = field(default=None, metadata={"help": "Column to read from. Default: text."})
+    summary_column: str | None = field(default=None, metadata={"help": "Column to learn. Default: summary."})
+    source_prefix: str = field(default="", metadata={"help": "Put before every text, as T5 expects it."})
+    max_source_length: int = field(default=512, metadata={"help": "Longer texts are cut to this many tokens."})
+    max_target_length: int = field(
+        default=128,
+        metadata={
+            "help": "The same for summaries; generation stops there too, unless --generation_max_length is given."
+        },
+    )
+
+
+def token_f1(prediction: str, reference: str) -> float:
+    """Return the F1, from 0 to 1, of the words that `prediction` and `reference` share, in any order."""
+    predicted, expected = prediction.split(), reference.split()
+    shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * shared / (len(predicted) + len(expected)) if predicted or expected else 1.0
+
+
+def decode(tokens: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    tokens = np.where(tokens == -100, tokenizer.pad_token_id, tokens)  # -100 marks what counts for no loss
+    return [text.strip() for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+
+
+def main() -> dict[str, float]:
+    model_args, data_args, relpos_args, args = parse_arguments(
+        ModelArguments, Seq2SeqDataArguments, RelPosArguments, Seq2SeqTrainingArguments
+    )
+    if args.do_predict and not args.predict_with_generate:
+        raise ValueError("--do_predict writes generated texts: give --predict_with_generate too.")
+    set_up_logging(args)
+    set_seed(args.seed)
+    checkpoint = checkpoint_to_resume(args)
+    splits = load_splits(data_args, model_args, args)
+
+    # Model
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_args.tokenizer_name or model_args.model_name_or_path, **model_args.hub_options
+    )
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_args.model_name_or_path, **model_args.hub_options)
+    if model.config.decoder_start_token_id is None:
+        raise ValueError(
+            f"The config of {model_args.model_name_or_path} has no decoder_start_token_id, the token that "
+            "the decoder starts with: set it there."
+        )
+    apply_relpos(model, relpos_args)
+    for option in ("max_source_length", "max_target_length"):
+        check_length(f"--{option}", getattr(data_args, option), model)
+    check_resume(checkpoint, model)
+    if is_patched(model) and args.process_index == 0:
+        print(patch_report(model))
+
+    # Tokens
+    def tokenize(batch: dict) -> dict:
+        texts = [data_args.source_prefix + text for text in batch[source]]
+        inputs = tokenizer(texts, truncation=True, max_length=data_args.max_source_length)
+        targets = tokenizer(text_target=batch[target], truncation=True, max_length=data_args.max_target_length)
+        return {**inputs, "labels": targets["input_ids"]}
+
+    with args.main_process_first(desc="tokenize"):
+        for split, dataset in splits.items():
+            source = text_column("text_column", data_args.text_column, "text", dataset)
+            target = text_column("summary_column", data_args.summary_column, "summary", dataset)
+            splits[split] = dataset.map(
+                tokenize, batched=True, remove_columns=dataset.column_names, **data_args.map_options
+            )
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        pairs = list(
+            zip(
+                decode(prediction.predictions, tokenizer),
+                decode(prediction.label_ids, tokenizer),
+                strict=True,
+            )
+        )
+        return {
+            "exact_match": float(np.mean([text == reference for text, reference in pairs])),
+            "token_f1": float(np.mean([token_f1(text, reference) for text, reference in pairs])),
+        }
+
+    if args.generation_max_length is None:
+        args.generation_max_length = data_args.max_target_length + 1  # the decoder's start token counts
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.get("train"),
+        eval_dataset=splits.get("validation"),
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        compute_metrics=compute_metrics if args.predict_with_generate else None,
+    )
+    metrics = {}
+    if args.do_train:
+        train(trainer, checkpoint)
+    if args.do_eval:
+        metrics = trainer.evaluate()
+        report(trainer, "eval", metrics)
+    if args.do_predict:
+        result = trainer.predict(splits["test"], metric_key_prefix="predict")
+        report(trainer, "predict", result.metrics)
+        if trainer.is_world_process_zero():
+            texts = decode(result.predictions, tokenizer)
+            Path(args.output_dir, "generated_predictions.txt").write_text(
+                "".join(" ".join(text.split()) + "\n" for text in texts), encoding="utf-8"
+            )
+    return metrics
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Fine-tune a pretrained encoder with relative positions on text classification.
+
+    python text_classification.py --model_name_or_path bert-base-uncased --dataset_name stanfordnlp/imdb \
+        --validation_split_name test --schemes shaw --do_train --do_eval --output_dir out
+
+README.md in this directory has more. All options: --help.
+"""
+
+import csv
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from common import (
+    DataArguments,
+    ModelArguments,
+    checkpoint_to_resume,
+    load_splits,
+    parse_arguments,
+    report,
+    set_up_logging,
+    text_column,
+    train,
+)
+from datasets import ClassLabel, Dataset
+from relpos_arguments import RelPosArguments, apply_relpos, check_length, check_resume, max_length
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    EvalPrediction,
+    PreTrainedConfig,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from hf_relpos import is_patched, patch_report
+from hf_relpos.metrics import load_metric
+
+
+@dataclass
+class ClassifierArguments(ModelArguments):
+    """The classifier on top."""
+
+    ignore_mismatched_sizes: bool = field(
+        default=False,
+        metadata={"help": "Replace a classifier that was trained for another number of labels."},
+    )
+
+
+@dataclass
+class ClassificationDataArguments(DataArguments):
+    """Columns and lengths. Labels may be names or whole numbers."""
+
+    text_column_name: str | None = field(default=None, metadata={"help": "Default: text."})
+    text_pair_column_name: str | None = field(
+        default=None, metadata={"help": "Column of the second text, for tasks on pairs."}
+    )
+    label_column_name: str = field(default="label", metadata={"help": "Column of the label."})
+    max_seq_length: int | None = field(
+        default=None,
+        metadata={"help": "Longer texts are cut to this many tokens. Default: 128, or what fits."},
+    )
+
+
+def read_labels(dataset: Dataset, column: str) -> list[str]:
+    """Return the label of every row as text: its name where the data set has names, else the value."""
+    if column not in dataset.column_names:
+        raise ValueError(
+            f"No column {column!r} in the data: choose from {dataset.column_names} with --label_column_name."
+        )
+    feature, values = dataset.features[column], list(dataset[column])
+    if isinstance(feature, ClassLabel):
+        return [feature.int2str(value) for value in values]
+    wrong = [(row, value) for row, value in enumerate(values) if type(value) not in (str, int)]
+    if wrong:
+        raise ValueError(
+            f"Column {column!r} must hold names or whole numbers, but row {wrong[0][0]} has {wrong[0][1]!r}. "
+            f"Mend or leave out such rows ({len(wrong)} in all), or choose another column with "
+            "--label_column_name."
+        )
+    return [str(value) for value in values]
+
+
+def choose_classes(train_labels: list[str] | None, config: PreTrainedConfig) -> tuple[list[str], dict[str, int]]:
+    """Return the names of the classifier's outputs, in order, and the output that each label stands for.
+
+    A checkpoint that knows all training labels, by name or number, keeps its classes. Others make new ones.
+    """
+    names = [config.id2label[index] for index in range(config.num_labels)]
+    classes = {str(i): i for i in range(len(names))} | {name: i for i, name in enumerate(names)}
+    if train_labels is None or set(train_labels) <= set(classes):
+        return names, classes
+    names = sorted(set(train_labels), key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    return names, {name: i for i, name in enumerate(names)}
+
+
+def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    classes = predicted_classes(prediction.predictions)
+    accuracy = load_metric("accuracy").compute(predictions=classes, references=prediction.label_ids)
+    f1 = load_metric("f1").compute(predictions=classes, references=prediction.label_ids, average="macro")
+    return {"accuracy": accuracy["accuracy"], "macro_f1": f1["f1"]}
+
+
+def predicted_classes(predictions) -> np.ndarray:
+    logits = predictions[0] if isinstance(predictions, tuple) else predictions  # T5 returns more than logits
+    return np.argmax(logits, axis=-1)
+
+
+def main() -> dict[str, float]:
+    model_args, data_args, relpos_args, args = parse_arguments(
+        ClassifierArguments, ClassificationDataArguments, RelPosArguments, TrainingArguments
+    )
+    set_up_logging(args)
+    set_seed(args.seed)
+    checkpoint = checkpoint_to_resume(args)
+
+    # Data and labels
+    splits = load_splits(data_args, model_args, args)
+    for dataset in splits.values():
+        text = text_column("text_column_name", data_args.text_column_name, "text", dataset)
+        if pair := data_args.text_pair_column_name:
+            text_column("text_pair_column_name", pair, pair, dataset)
+    label = data_args.label_column_name
+    labels = {}
+    for split, dataset in splits.items():
+        no_labels = label not in dataset.column_names or -1 in list(dataset[label])  # -1: not published
+        if split != "test" or not no_labels:
+            labels[split] = read_labels(dataset, label)
+
+    # Model
+    config = AutoConfig.from_pretrained(model_args.model_name_or_path, **model_args.hub_options)
+    names, classes = choose_classes(labels.get("train"), config)
+    for split, values in labels.items():
+        if unknown := sorted(set(values) - set(classes)):
+            raise ValueError(f"The {split} data has labels that the model does not: {unknown}. The model's: {names}.")
+    config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_args.tokenizer_name or model_args.model_name_or_path, **model_args.hub_options
+    )
+    model = AutoModelForSequenceClassification.from_pretrained(
+        model_args.model_name_or_path,
+        config=config,
+        ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
+        **model_args.hub_options,
+    )
+    if tokenizer.pad_token is None:  # as in GPT-2
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.pad_token_id = tokenizer.pad_token_id
+    apply_relpos(model, relpos_args)
+    length = data_args.max_seq_length or min(max_length(model) or 128, 128)
+    check_length(f"--max_seq_length {length}", length, model)
+    check_resume(checkpoint, model)
+    if is_patched(model) and args.process_index == 0:
+        print(patch_report(model))
+
+    # Tokens
+    def tokenize(batch: dict) -> dict:
+        texts = [batch[text]] if pair is None else [batch[text], batch[pair]]
+        return tokenizer(*texts, truncation=True, max_length=length)
+
+    with args.main_process_first(desc="tokenize"):
+        for split, dataset in splits.items():
+            encoded = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names, **data_args.map_options)
+            if split in labels:
+                encoded = encoded.add_column("labels", [classes[name] for name in labels[split]])
+            splits[split] = encoded
+
+    trainer = Trainer(
+        model=model,
+        args=args,
+        train_dataset=splits.get("train"),
+        eval_dataset=splits.get("validation"),
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=compute_metrics,
+    )
+    metrics = {}
+    if args.do_train:
+        train(trainer, checkpoint)
+    if args.do_eval:
+        metrics = trainer.evaluate()
+        report(trainer, "eval", metrics)
+    if args.do_predict:
+        result = trainer.predict(splits["test"], metric_key_prefix="predict")
+        report(trainer, "predict", result.metrics)
+        if trainer.is_world_process_zero():
+            with open(Path(args.output_dir, "predictions.csv"), "w", newline="") as file:
+                rows = [(i, names[k]) for i, k in enumerate(predicted_classes(result.predictions))]
+                csv.writer(file).writerows([("index", "prediction"), *rows])
+    return metrics
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,584 @@
+"""The examples: each trains a tiny model for a few steps, saves it, and goes on from what it saved."""
+
+import csv
+import importlib
+import json
+import math
+import os
+import random
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+WORDS = [f"w{number}" for number in range(20)]
+TRAINED_LENGTH = 32
+
+
+# Tiny models, tiny data, and two ways to run an example
+# ------------------------------------------------------
+
+
+def save_tokenizer(folder: Path, template: str, **special_tokens: str) -> int:
+    """Save a tokenizer of whole words, and return its vocabulary size. `template` places [CLS] and [SEP]."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *WORDS])}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, pair=f"{template} $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="[SEP]", **special_tokens
+    ).save_pretrained(folder)
+    return len(special) + len(WORDS)
+
+
+def save_bert(folder: Path, dropout: float, seed: int = 0) -> Path:
+    folder.mkdir(exist_ok=True)
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=save_tokenizer(folder, "[CLS] $A [SEP]", pad_token="[PAD]", cls_token="[CLS]"),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=TRAINED_LENGTH,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("bert"), dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("gpt2")
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=save_tokenizer(folder, "$A"),
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=TRAINED_LENGTH,
+        bos_token_id=3,
+        eos_token_id=3,
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("t5")
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=save_tokenizer(folder, "$A [SEP]", pad_token="[PAD]"),
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        pad_token_id=0,
+        eos_token_id=3,
+        decoder_start_token_id=0,
+    )
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def write_csv(path: Path, header: list[str], rows: list[tuple]) -> Path:
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def order_task(count: int) -> list[tuple[str, str]]:
+    """Texts that hold w0 and w1 somewhere, and which of the two stands first: only their order tells."""
+    generator = random.Random(count)
+    rows = []
+    for number in range(count):
+        words = ["w2"] * 6
+        first, second = sorted(generator.sample(range(6), 2))
+        label = ("zero", "one")[number % 2]
+        words[first], words[second] = ("w0", "w1") if label == "zero" else ("w1", "w0")
+        rows.append((" ".join(words), label))
+    return rows
+
+
+@pytest.fixture
+def classification_files(tmp_path) -> str:
+    train = write_csv(tmp_path / "train.csv", ["text", "label"], order_task(256))
+    validation = write_csv(tmp_path / "validation.csv", ["text", "label"], order_task(30))
+    return f"--train_file {train} --validation_file {validation}"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Import an example by name."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module
+
+
+@pytest.fixture
+def run(example, monkeypatch, tmp_path):
+    """Run an example in this process: `run("causal_lm", model, output_dir, *more)` returns its metrics."""
+
+    def run(name: str, model: Path, output_dir: Path, *arguments: str) -> dict[str, float]:
+        argv = command(name, model, output_dir, tmp_path, *arguments)
+        monkeypatch.setattr(sys, "argv", argv)
+        return example(name).main()
+
+    return run
+
+
+def run_fresh(name: str, model: Path, output_dir: Path, tmp_path: Path, *arguments: str) -> dict[str, float]:
+    """Run an example in a new process, where nothing but the example itself imports hf_relpos."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    argv = [sys.executable, *command(name, model, output_dir, tmp_path, *arguments)]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((output_dir / "all_results.json").read_text())
+
+
+def command(name: str, model: Path, output_dir: Path, tmp_path: Path, *arguments: str) -> list[str]:
+    argv = [
+        str(EXAMPLES / f"{name}.py"),
+        *shlex.split(f"--model_name_or_path {model} --output_dir {output_dir} --cache_dir {tmp_path / 'cache'}"),
+        *shlex.split("--use_cpu --report_to none --disable_tqdm true --save_strategy no"),
+        *shlex.split("--lr_scheduler_type constant"),
+    ]
+    return [*argv, *shlex.split(" ".join(arguments))]
+
+
+def relpos_weights(folder: Path) -> dict[str, torch.Tensor]:
+    weights = load_file(folder / "model.safetensors")
+    return {name: weight for name, weight in weights.items() if "relpos" in name}
+
+
+def saved_relpos(folder: Path) -> dict | None:
+    return json.loads((folder / "config.json").read_text()).get("relpos")
+
+
+def assert_all_trained(folder: Path) -> None:
+    """Tables start at 0 and gates at 1: after training no relative parameter is constant at its start."""
+    weights = relpos_weights(folder)
+    assert weights
+    for name, weight in weights.items():
+        assert weight.isfinite().all(), name
+        assert not torch.all(weight == 0), f"{name} is still at 0"
+        assert not torch.all(weight == 1), f"{name} is still at 1"
+
+
+# Train, save, load, go on
+# ------------------------
+
+
+@pytest.mark.slow
+def test_text_classification_learns_order_from_relative_positions_and_reloads(
+    run, bert, classification_files, tmp_path
+):
+    out = tmp_path / "out"
+    options = "--schemes shaw --max_distance 4 --native drop"  # without Shaw all orders look alike
+    training = "--do_train --max_steps 80 --learning_rate 1e-2 --per_device_train_batch_size 64"
+    metrics = run("text_classification", bert, out, classification_files, options, training, "--do_eval")
+    assert metrics["eval_accuracy"] > 0.9
+    assert metrics["eval_macro_f1"] > 0.9
+    relpos = saved_relpos(out)
+    assert relpos["native"] == "drop"
+    assert relpos["schemes"][0]["max_distance"] == 4
+    assert_all_trained(out)
+
+    model = AutoModelForSequenceClassification.from_pretrained(out).eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    texts, labels = zip(*order_task(30), strict=True)
+    with torch.no_grad():
+        logits = model(**tokenizer(list(texts), padding=True, return_tensors="pt")).logits
+    targets = torch.tensor([model.config.label2id[label] for label in labels])
+    predictions = [model.config.id2label[i] for i in logits.argmax(-1).tolist()]
+    correct = sum(prediction == label for prediction, label in zip(predictions, labels, strict=True))
+    assert correct / len(labels) == pytest.approx(metrics["eval_accuracy"])
+    loss = torch.nn.functional.cross_entropy(logits, targets).item()
+    assert loss == pytest.approx(metrics["eval_loss"], abs=1e-5)
+
+    test_file = write_csv(tmp_path / "test.csv", ["text"], [(text,) for text in texts])
+    again = run_fresh(
+        "text_classification",
+        out,
+        tmp_path / "again",
+        tmp_path,
+        classification_files,
+        f"--test_file {test_file} --do_eval --do_predict",
+    )
+    assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], abs=1e-6)
+    with open(tmp_path / "again" / "predictions.csv") as file:
+        assert [row["prediction"] for row in csv.DictReader(file)] == predictions
+
+
+@pytest.mark.slow
+def test_causal_lm_beyond_trained_length_reports_perplexity_generates_and_reloads(run, gpt2, tmp_path, capsys):
+    out, block = tmp_path / "out", TRAINED_LENGTH + 16
+    file = tmp_path / "text.txt"
+    file.write_text("".join(" ".join(WORDS) + "\n" for _ in range(40)))
+    data = f"--train_file {file} --validation_split_percentage 20 --block_size {block}"
+    training = "--do_train --max_steps 60 --learning_rate 1e-2 --per_device_train_batch_size 4"
+    options = "--schemes shaw t5 --max_distance 24 --native drop --relpos_gate token"
+    prompt = f"--generate 'w3 w4' --generate_tokens {TRAINED_LENGTH}"
+    metrics = run("causal_lm", gpt2, out, data, training, options, prompt, "--do_eval")
+    text = capsys.readouterr().out.strip().splitlines()[-1].split()
+    assert text[:2] == ["w3", "w4"]
+    assert len(text) > 2
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]))
+    assert metrics["eval_perplexity"] < len(WORDS) / 4  # the words always follow in the same order
+    assert [scheme["max_distance"] for scheme in saved_relpos(out)["schemes"]] == [24, 24]
+    assert saved_relpos(out)["gate"] == "token"
+    assert_all_trained(out)
+
+    model = AutoModelForCausalLM.from_pretrained(out).eval()
+    tokens = AutoTokenizer.from_pretrained(out)(" ".join(WORDS * 3)[: 6 * block], return_tensors="pt")["input_ids"]
+    assert tokens.shape[1] > TRAINED_LENGTH
+    with torch.no_grad():
+        assert model(tokens, labels=tokens).loss.exp() < len(WORDS) / 4
+
+    again = run_fresh("causal_lm", out, tmp_path / "again", tmp_path, data, "--do_eval")
+    assert again["eval_perplexity"] == pytest.approx(metrics["eval_perplexity"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_seq2seq_generates_reports_metrics_and_reloads(run, t5, tmp_path):
+    out = tmp_path / "out"
+    rows = [{"article": " ".join(WORDS[i : i + 5]), "title": " ".join(WORDS[i : i + 2])} for i in range(12)]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = f"--train_file {file} --validation_file {file} --test_file {file}"
+    columns = "--text_column article --summary_column title --source_prefix 'w19 '"
+    data = f"{files} {columns} --predict_with_generate --max_target_length 6 --generation_num_beams 2"
+    training = "--do_train --max_steps 150 --learning_rate 1e-2 --per_device_train_batch_size 12"
+    options = "--schemes clipped --max_distance 4 --native gate --relpos_gate head"
+    metrics = run("seq2seq", t5, out, data, training, options, "--do_eval --do_predict")
+    assert metrics["eval_token_f1"] > 0.5
+    relpos = saved_relpos(out)
+    assert (relpos["native"], relpos["gate"]) == ("gate", "head")
+    assert_all_trained(out)
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(out).eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    inputs = tokenizer(["w19 " + row["article"] for row in rows], return_tensors="pt")
+    tokens = model.generate(inputs["input_ids"], num_beams=2, max_length=7)
+    texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    exact = sum(text == row["title"] for text, row in zip(texts, rows, strict=True)) / len(rows)
+    assert metrics["eval_exact_match"] == pytest.approx(exact)
+    assert (out / "generated_predictions.txt").read_text().splitlines() == texts
+
+    again = run_fresh("seq2seq", out, tmp_path / "again", tmp_path, data, "--do_eval")
+    for name in ("eval_loss", "eval_token_f1", "eval_exact_match"):
+        assert again[name] == pytest.approx(metrics[name], abs=1e-5)
+
+
+def test_scheme_none_trains_the_plain_model(run, bert, classification_files, tmp_path):
+    out = tmp_path / "out"
+    run("text_classification", bert, out, classification_files, "--do_train --max_steps 1 --schemes none")
+    assert json.loads((out / "config.json").read_text())["model_type"] == "bert"
+    assert not relpos_weights(out)
+
+
+def test_classifier_on_gpt2_gets_a_padding_token(run, gpt2, tmp_path):
+    rows = [("w1 w2 w3 w4", 0), ("w5", 1), ("w1 w2", 0)]  # of unequal length
+    file = write_csv(tmp_path / "data.csv", ["text", "label"], rows)
+    metrics = run("text_classification", gpt2, tmp_path, f"--validation_file {file} --do_eval")
+    assert metrics["eval_accuracy"] * 3 == pytest.approx(round(metrics["eval_accuracy"] * 3))
+
+
+def test_bert_as_language_model_does_not_see_the_next_token(run, bert, tmp_path):
+    out = tmp_path / "out"
+    file = tmp_path / "text.txt"
+    file.write_text("".join(" ".join(WORDS) + "\n" for _ in range(4)))
+    run(
+        "causal_lm",
+        bert,
+        out,
+        f"--train_file {file} --do_train --max_steps 1 --block_size 8 --learning_rate 1e-2",
+    )
+    model = AutoModelForCausalLM.from_pretrained(out).eval()
+    tokens = torch.arange(4, 12)[None]
+    changed = tokens.clone()
+    changed[0, -1] = 20
+    with torch.no_grad():
+        torch.testing.assert_close(model(changed).logits[:, :-1], model(tokens).logits[:, :-1])
+
+
+def test_data_set_folder_with_numbered_labels_and_a_pair_of_texts(run, bert, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [("w8 w9", WORDS[number % 3], number % 3) for number in range(12)]  # only the second text tells
+    write_csv(folder / "train.csv", ["first", "second", "class"], rows)
+    write_csv(folder / "validation.csv", ["first", "second", "class"], rows)
+    write_csv(folder / "test.csv", ["first", "second", "class"], [(*row[:2], -1) for row in rows])
+    columns = "--text_column_name first --text_pair_column_name second --label_column_name class"
+    out = tmp_path / "out"
+    data = f"--dataset_name {folder} {columns} --ignore_mismatched_sizes"
+    metrics = run(
+        "text_classification",
+        bert,
+        out,
+        data,
+        "--do_train --max_steps 60 --learning_rate 1e-2 --do_eval --do_predict --max_predict_samples 4",
+    )
+    config = json.loads((out / "config.json").read_text())
+    assert config["id2label"] == {"0": "0", "1": "1", "2": "2"}
+    assert config["relpos"]["native"] == "gate"  # the documented default
+    assert metrics["eval_accuracy"] > 0.5  # without the second text all rows are equal, and it is a third
+    assert len((out / "predictions.csv").read_text().splitlines()) == 1 + 4
+
+
+# Resuming
+# --------
+
+
+def test_resumed_run_ends_at_the_same_weights_as_the_run_that_was_not_stopped(run, classification_files, tmp_path):
+    bert = save_bert(tmp_path / "bert", dropout=0.1)
+    other_bert = save_bert(tmp_path / "other_bert", dropout=0.1, seed=1)  # all weights are the checkpoint's
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    saving = "--max_steps 4 --save_strategy steps --save_steps 2"
+    training = f"{classification_files} --do_train {saving} --schemes shaw"
+    run("text_classification", bert, straight, training)
+    resumed.mkdir()
+    (straight / "checkpoint-2").rename(resumed / "checkpoint-2")
+    run("text_classification", other_bert, resumed, training, "--resume_from_checkpoint last")
+    expected, actual = load_file(straight / "model.safetensors"), load_file(resumed / "model.safetensors")
+    assert expected.keys() == actual.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(actual[name], weight, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--schemes shaw --max_distance 3",
+            r"'max_distance': 16.*'max_distance': 3.*options of the first run",
+        ),
+        ("--schemes none", r"'max_distance': 16.*has relpos=None"),  # Trainer itself would only warn
+    ],
+)
+def test_resume_with_other_relative_positions_is_refused(run, bert, classification_files, tmp_path, options, message):
+    out = tmp_path / "out"
+    training = f"{classification_files} --do_train --save_strategy steps --save_steps 1"
+    run("text_classification", bert, out, training, "--max_steps 1 --schemes shaw")
+    with pytest.raises(ValueError, match=message):
+        run("text_classification", bert, out, training, "--max_steps 2 --resume_from_checkpoint last", options)
+
+
+def test_resume_without_a_checkpoint_is_refused(run, bert, classification_files, tmp_path):
+    with pytest.raises(ValueError, match="there is no checkpoint in"):
+        run(
+            "text_classification",
+            bert,
+            tmp_path,
+            classification_files,
+            "--do_train --resume_from_checkpoint last",
+        )
+
+
+# Arguments
+# ---------
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_config_file_says_the_same_as_the_command_line(example, monkeypatch, tmp_path, suffix):
+    import yaml
+
+    relpos_arguments, common = example("relpos_arguments"), example("common")
+    types = (common.ModelArguments, common.DataArguments, relpos_arguments.RelPosArguments)
+    values = {"model_name_or_path": "m", "train_file": "t.csv", "schemes": ["shaw", "t5"], "max_distance": 5}
+    file = tmp_path / f"arguments.{suffix}"
+    file.write_text(json.dumps(values) if suffix == "json" else yaml.safe_dump(values))
+    monkeypatch.setattr(sys, "argv", ["example.py", str(file)])
+    from_file = common.parse_arguments(*types)
+    line = shlex.split("--model_name_or_path m --train_file t.csv --schemes shaw t5 --max_distance 5")
+    monkeypatch.setattr(sys, "argv", ["example.py", *line])
+    assert from_file == common.parse_arguments(*types)
+    assert from_file[2].given() == {"schemes": ["shaw", "t5"], "max_distance": 5}
+
+
+def test_options_reach_the_configuration(example):
+    arguments = example("relpos_arguments").RelPosArguments
+    config = arguments(
+        schemes=["shaw", "clipped"], max_distance=7, native="drop", relpos_gate="token", engine="blockwise"
+    ).to_config()
+    assert [type(scheme).__name__ for scheme in config.schemes] == ["Shaw", "ClippedBias"]
+    assert [scheme.max_distance for scheme in config.schemes] == [7, 7]
+    assert (config.native, config.gate, config.engine) == ("drop", "token", "blockwise")
+    config = arguments().to_config()
+    assert [(type(scheme).__name__, scheme.max_distance) for scheme in config.schemes] == [("Shaw", 16)]
+    assert (config.native, config.gate, config.engine) == ("gate", "head", "auto")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"schemes": "shaww"}, "schemes='shaww' is not known: choose from shaw, t5, clipped, none"),
+        ({"native": "lose"}, "native='lose' is not known: choose from keep, gate, drop"),
+        ({"relpos_gate": "layer"}, "relpos_gate='layer' is not known: choose from none, head, token"),
+        ({"schemes": ["none", "shaw"]}, "--schemes none shaw. Leave out"),
+        ({"schemes": ["none"], "max_distance": 3}, "--schemes none --max_distance 3. Leave out"),
+    ],
+)
+def test_wrong_relative_options_are_named(example, values, message):
+    with pytest.raises(ValueError, match=message):
+        example("relpos_arguments").RelPosArguments(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "No data: give --dataset_name, or --train_file"),
+        (
+            {"dataset_name": "d", "train_file": "t.csv"},
+            r"--dataset_name d and files \(t.csv\).*one or the other",
+        ),
+        ({"train_file": "t.docx"}, r"t.docx: expected a file that ends in .csv, .json, .jsonl"),
+        ({"train_file": "t.csv", "validation_split_percentage": 100}, "100 is not between 0 and 100"),
+        (
+            {"train_file": "t.csv", "validation_file": "v.csv", "validation_split_percentage": 5},
+            "--validation_file or --validation_split_percentage, not both",
+        ),
+    ],
+)
+def test_wrong_data_options_are_named(example, values, message):
+    with pytest.raises(ValueError, match=message):
+        example("common").DataArguments(**values)
+
+
+def test_text_files_are_for_the_language_model_only(example):
+    assert example("causal_lm").LanguageModelDataArguments(train_file="t.txt").files == {"train": "t.txt"}
+    with pytest.raises(ValueError, match="expected a file that ends in"):
+        example("text_classification").ClassificationDataArguments(train_file="t.txt")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "Nothing to do: give one or several of --do_train"),
+        (
+            "--do_predict",
+            "--do_predict needs test data; there is: train, validation. Please give --test_file",
+        ),
+        (
+            "--do_train --text_column_name body",
+            r"no column 'body'.*\['text', 'label'\] with --text_column_name",
+        ),
+        (
+            "--do_train --label_column_name topic",
+            r"No column 'topic'.*\['text', 'label'\] with --label_column",
+        ),
+        ("--do_eval", r"validation data has labels that the model does not: \['one', 'zero'\].*LABEL_0"),
+        (
+            f"--do_train --max_seq_length {TRAINED_LENGTH + 1}",
+            f"--max_seq_length {TRAINED_LENGTH + 1}.*more than the {TRAINED_LENGTH} positions.*--native drop",
+        ),
+    ],
+)
+def test_wrong_classification_runs_are_refused_before_training(
+    run, bert, classification_files, tmp_path, options, message
+):
+    with pytest.raises(ValueError, match=message):
+        run("text_classification", bert, tmp_path / "out", classification_files, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (f"--do_train --block_size {TRAINED_LENGTH + 1}", "--block_size.*--native drop"),
+        (f"--do_train --generate w1 --generate_tokens {TRAINED_LENGTH}", "--generate_tokens.*--native drop"),
+        ("--do_train --generate ''", "has no tokens"),
+        ("--do_train", f"fewer tokens than one block of {TRAINED_LENGTH}"),
+        ("--do_predict --test_file {file}", "--do_predict has no meaning for a language model"),
+        ("--do_eval", "--do_eval needs validation data; there is: train.*--validation_split_percentage"),
+    ],
+)
+def test_wrong_language_model_runs_are_refused_before_training(run, gpt2, tmp_path, options, message):
+    file = tmp_path / "text.txt"
+    file.write_text("w1 w2\n")
+    with pytest.raises(ValueError, match=message):
+        run("causal_lm", gpt2, tmp_path / "out", f"--train_file {file}", options.replace("{file}", str(file)))
+
+
+def test_prediction_without_generation_is_refused(run, t5, tmp_path):
+    with pytest.raises(ValueError, match="give --predict_with_generate too"):
+        run("seq2seq", t5, tmp_path / "out", "--test_file t.csv --do_predict")
+
+
+def test_rows_without_text_are_named(run, bert, tmp_path):
+    file = write_csv(tmp_path / "train.csv", ["text", "label"], [("w1", "a"), ("", "b"), ("w3", "b")])
+    with pytest.raises(ValueError, match=r"Column 'text' must hold text, but row 1 has None.*1 in all"):
+        run("text_classification", bert, tmp_path / "out", f"--train_file {file} --do_train")
+
+
+def test_options_for_a_patched_checkpoint_are_refused(run, bert, classification_files, tmp_path):
+    out = tmp_path / "out"
+    training = f"{classification_files} --do_train --max_steps 1"
+    run("text_classification", bert, out, training, "--schemes shaw")
+    with pytest.raises(ValueError, match="'--max_distance 4 --native drop' would have no effect"):
+        run("text_classification", out, tmp_path / "again", training, "--max_distance 4 --native drop")
+    before = relpos_weights(out)
+    run("text_classification", out, tmp_path / "again", training)
+    after = relpos_weights(tmp_path / "again")
+    assert saved_relpos(tmp_path / "again") == saved_relpos(out)
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+# Small parts
+# -----------
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "expected"),
+    [("a b", "b a", 1), ("a a b", "a c", 0.4), ("a", "b", 0), ("", "a", 0), ("", "", 1)],
+)
+def test_token_f1(example, prediction, reference, expected):
+    assert example("seq2seq").token_f1(prediction, reference) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("id2label", "labels", "names", "known"),
+    [
+        ({0: "neg", 1: "pos"}, None, ["neg", "pos"], {"0": 0, "1": 1, "neg": 0, "pos": 1}),
+        ({0: "neg", 1: "pos"}, ["pos", "neg"], ["neg", "pos"], {"0": 0, "1": 1, "neg": 0, "pos": 1}),
+        ({0: "LABEL_0", 1: "LABEL_1"}, ["b", "a", "b"], ["a", "b"], {"a": 0, "b": 1}),
+        ({0: "LABEL_0", 1: "LABEL_1"}, ["10", "9", "2"], ["2", "9", "10"], {"2": 0, "9": 1, "10": 2}),
+        ({0: "1", 1: "0"}, ["0", "1"], ["1", "0"], {"1": 0, "0": 1}),
+    ],
+)
+def test_labels_keep_the_order_of_the_checkpoint_where_it_knows_them(example, id2label, labels, names, known):
+    config = BertConfig(id2label=id2label)
+    assert example("text_classification").choose_classes(labels, config) == (names, known)
+
+
+def test_every_example_is_tried_here():
+    scripts = {path.stem for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text()}
+    assert scripts == {"text_classification", "causal_lm", "seq2seq"}
