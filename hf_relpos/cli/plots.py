@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ TABLES = {
     "value": "relative values: mean length of the vector",
     "bias": "bias: mean size over the heads",
 }
-STYLES = ({"color": "#5b6770", "marker": "o", "linestyle": "--"}, {"color": "#c1432e", "marker": "s"})
+# The first curve is broad and pale, so that it is seen even where the second one lies on it.
+STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "#9aa7b1", "linewidth": 5, "marker": "o", "markersize": 10},
+    {"color": "#c1432e", "linewidth": 1.5, "marker": "s", "markersize": 4},
+)
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,12 @@ def plot_validation_loss(runs: Mapping[str, Run], path: Path) -> None:
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for (name, run), style in zip(runs.items(), STYLES, strict=False):
-        axes.plot(run.steps, run.eval_loss, label=f"{name} (final {run.eval_loss[-1]:.3f})", markersize=4, **style)
+        axes.plot(run.steps, run.eval_loss, label=f"{name} (final {run.eval_loss[-1]:.3f})", **style)
     axes.set_title("Validation loss, same data in the same order")
     axes.set_xlabel("training step")
     axes.set_ylabel("cross-entropy (nats)")
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xticks(next(iter(runs.values())).steps)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
@@ -72,22 +77,22 @@ def plot_learned(model: PreTrainedModel, path: Path) -> None:
         CommandError: If the model has no relative tables, that is, if it is not patched.
     """
     learned = collect_learned(model)
-    panels: list[Any] = [("table", kind) for kind in TABLES if kind in learned.tables]
+    panels: list[tuple[int, Callable[[Figure, Any], None]]] = [
+        (len(learned.layers), partial(_draw_table, layers=learned.layers, table=learned.tables[kind], title=title))
+        for kind, title in TABLES.items()
+        if kind in learned.tables
+    ]
     if learned.gates is not None:
-        panels.append(("gates", None))
+        draw_gates = partial(_draw_gates, layers=learned.gate_layers, gates=learned.gates)
+        panels.append((len(learned.gate_layers), draw_gates))
     if learned.native:
-        panels.append(("native", None))
-    heights = [_height(kind, learned) for kind, _ in panels]
+        panels.append((len(learned.native), partial(_draw_native, native=learned.native)))
+    heights = [0.95 + 0.24 * rows for rows, _ in panels]  # inches: a title and an axis, and a row for each layer
     figure = Figure(figsize=(9.0, sum(heights) + 0.6), layout="constrained")
     figure.suptitle("What the patch has learned")
     all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for (panel, kind), axes in zip(panels, all_axes, strict=True):
-        if panel == "table":
-            _draw_table(figure, axes, learned.layers, learned.tables[kind], TABLES[kind])
-        elif panel == "gates":
-            _draw_gates(figure, axes, learned.gate_layers, learned.gates)
-        else:
-            _draw_native(axes, learned.native)
+    for (_, draw), axes in zip(panels, all_axes, strict=True):
+        draw(figure, axes)
     figure.savefig(path, dpi=150)
 
 
@@ -144,17 +149,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().float().cpu().numpy()
 
 
-def _height(panel: str, learned: Learned) -> float:
-    """Height of a panel in inches, for its number of rows."""
-    rows = {
-        "table": len(learned.layers),
-        "gates": len(learned.gate_layers),
-        "native": 0.6 * len(learned.native),
-    }
-    return max(0.9, 0.95 + 0.24 * rows[panel])
-
-
-def _draw_table(figure: Figure, axes: Any, layers: list[str], table: np.ndarray, title: str) -> None:
+def _draw_table(figure: Figure, axes: Any, *, layers: list[str], table: np.ndarray, title: str) -> None:
     furthest = (table.shape[1] - 1) // 2
     image = axes.imshow(
         table,
@@ -171,7 +166,7 @@ def _draw_table(figure: Figure, axes: Any, layers: list[str], table: np.ndarray,
     figure.colorbar(image, ax=axes, pad=0.01)
 
 
-def _draw_gates(figure: Figure, axes: Any, layers: list[str], gates: np.ndarray) -> None:
+def _draw_gates(figure: Figure, axes: Any, *, layers: list[str], gates: np.ndarray) -> None:
     # Blue below 1, red above, white where a gate is as it was at the start.
     reach = max(float(np.abs(gates - 1).max()), 0.01)
     image = axes.imshow(gates, aspect="auto", cmap="RdBu_r", norm=Normalize(1 - reach, 1 + reach))
@@ -180,13 +175,14 @@ def _draw_gates(figure: Figure, axes: Any, layers: list[str], gates: np.ndarray)
     axes.set_ylabel("layer")
     axes.set_xticks(range(gates.shape[1]), range(gates.shape[1]))
     axes.set_yticks(range(len(layers)), layers)
+    decimals = 2 if reach > 0.05 else 3
     if gates.size <= 16 * 24:
         for (row, column), gate in np.ndenumerate(gates):
             pale = abs(gate - 1) < 0.6 * reach
             axes.text(
                 column,
                 row,
-                f"{gate:.2f}",
+                f"{gate:.{decimals}f}",
                 ha="center",
                 va="center",
                 fontsize=7,
@@ -195,7 +191,7 @@ def _draw_gates(figure: Figure, axes: Any, layers: list[str], gates: np.ndarray)
     figure.colorbar(image, ax=axes, pad=0.01)
 
 
-def _draw_native(axes: Any, native: Mapping[str, float]) -> None:
+def _draw_native(figure: Figure, axes: Any, *, native: Mapping[str, float]) -> None:
     names = [name.split(".")[-1].replace("_", " ") for name in native]
     values = list(native.values())
     bars = axes.barh(range(len(values)), values, height=0.5, color="#5b6770")

@@ -1,0 +1,191 @@
+"""Model cards say what the model's config says and what was measured, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from huggingface_hub import ModelCard
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from hf_relpos import PatchStateError, RelPosConfig, Shaw, T5Bias, patch_model, patch_report
+from hf_relpos.cards import ModelCardError, write_model_card
+
+BERT = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+}
+T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+
+
+@pytest.fixture
+def classifier():
+    return patch_model(BertForSequenceClassification(BertConfig(**BERT)), Shaw(max_distance=4))
+
+
+def test_the_card_names_every_choice_of_the_patch(classifier, tmp_path):
+    text = write_model_card(classifier, tmp_path / "mine").read_text()
+    assert "# mine" in text
+    assert "`shaw` (max_distance=4, key=True, value=True" in text
+    assert "| pretrained positions | kept, times a learned number" in text
+    assert "one learned gate per layer and head" in text
+    assert f"{patch_report(classifier).added:,} of" in text
+    assert "its type, `relpos-bert`" in text
+
+
+def test_several_schemes_and_other_choices_are_all_in_the_card(tmp_path):
+    model = BertModel(BertConfig(**BERT))
+    config = RelPosConfig([Shaw(4, value=False), T5Bias(max_distance=64)], native="drop", gate="token", window=5)
+    text = write_model_card(patch_model(model, config), tmp_path).read_text()
+    assert "`shaw` (max_distance=4, key=True, value=False" in text
+    assert "`t5` (num_buckets=32, max_distance=64" in text
+    assert "| pretrained positions | dropped |" in text
+    assert "from each token's query" in text
+    assert "| window | 5 tokens to each side |" in text
+
+
+def test_without_numbers_the_card_says_that_the_model_is_not_trained(classifier, tmp_path):
+    path = write_model_card(classifier, tmp_path)
+    assert "not yet trained" in path.read_text()
+    assert "computes what the pretrained model computed" in path.read_text()
+    assert ModelCard.load(path).data.eval_results is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RelPosConfig(Shaw(4), native="drop"),
+        RelPosConfig(Shaw(4, init="trunc_normal")),
+        RelPosConfig("t5", window=3),
+    ],
+)
+def test_a_patch_that_changes_the_model_at_once_is_not_called_exact(config, tmp_path):
+    model = patch_model(BertModel(BertConfig(**BERT)), config)
+    assert "changes what the pretrained model computed" in write_model_card(model, tmp_path).read_text()
+
+
+def test_measured_numbers_are_in_the_text_and_in_the_metadata(classifier, tmp_path):
+    path = write_model_card(
+        classifier,
+        tmp_path,
+        base_model="google-bert/bert-base-uncased",
+        metrics={"accuracy": 0.9375, "f1_macro": 0.91234, "loss": 0.25},
+        baseline={"accuracy": 0.92, "f1_macro": 0.9},
+        dataset="BBC news",
+        training={"steps": 10, "peak learning rate": 1e-4},
+        license="apache-2.0",
+        language="en",
+    )
+    text, data = path.read_text(), ModelCard.load(path).data
+    assert "not yet trained" not in text
+    assert "| accuracy | 0.9375 | 0.9200 |" in text
+    assert "| macro-F1 | 0.9123 | 0.9000 |" in text
+    assert "| loss | 0.2500 | not measured |" in text
+    assert "| peak learning rate | 0.0001 |" in text
+    assert data.base_model == "google-bert/bert-base-uncased"
+    assert data.library_name == "transformers"
+    assert data.pipeline_tag == "text-classification"
+    assert (data.license, data.language) == ("apache-2.0", "en")
+    assert {"hf_relpos", "relative-position"} <= set(data.tags)
+    found = {result.metric_name: result for result in data.eval_results}
+    assert found["macro-F1"].metric_type == "f1"
+    assert found["macro-F1"].metric_value == 0.91234
+    assert found["accuracy"].dataset_name == "BBC news"
+    assert found["accuracy"].dataset_type == "bbc-news"
+
+
+def test_numbers_without_a_data_set_stay_out_of_the_metadata(classifier, tmp_path):
+    path = write_model_card(classifier, tmp_path, metrics={"accuracy": 0.5})
+    assert "| accuracy | 0.5000 |" in path.read_text()
+    assert ModelCard.load(path).data.eval_results is None
+
+
+@pytest.mark.parametrize(
+    ("make", "auto_class", "tag"),
+    [
+        (lambda: BertModel(BertConfig(**BERT)), "AutoModel", "feature-extraction"),
+        (lambda: BertForMaskedLM(BertConfig(**BERT)), "AutoModelForMaskedLM", "fill-mask"),
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2)),
+            "AutoModelForCausalLM",
+            "text-generation",
+        ),
+        (lambda: T5ForConditionalGeneration(T5Config(**T5)), "AutoModelForSeq2SeqLM", None),
+    ],
+)
+def test_the_loading_code_names_an_auto_class_that_loads_the_model(make, auto_class, tag, tmp_path):
+    import transformers
+
+    model = patch_model(make(), Shaw(max_distance=4))
+    model.save_pretrained(tmp_path)
+    path = write_model_card(model, tmp_path)
+    assert f"model = {auto_class}.from_pretrained(" in path.read_text()
+    assert ModelCard.load(path).data.pipeline_tag == tag
+    assert type(getattr(transformers, auto_class).from_pretrained(tmp_path)) is type(model)
+
+
+def test_the_length_limit_is_stated_only_where_there_is_one(tmp_path):
+    gated = patch_model(BertModel(BertConfig(**BERT)), Shaw(4))
+    dropped = patch_model(BertModel(BertConfig(**BERT)), RelPosConfig(Shaw(4), native="drop"))
+    t5 = patch_model(T5ForConditionalGeneration(T5Config(**T5)), Shaw(4))
+    texts = [write_model_card(model, tmp_path / str(n)).read_text() for n, model in enumerate((gated, dropped, t5))]
+    assert ["more than 16 tokens are refused" in text for text in texts] == [True, False, False]
+    assert not any("None tokens" in text for text in texts)
+
+
+def test_the_folder_a_model_came_from_is_not_told(classifier, tmp_path):
+    classifier.save_pretrained(tmp_path / "secret-place")
+    loaded = type(classifier).from_pretrained(tmp_path / "secret-place")
+    path = write_model_card(loaded, tmp_path / "card")
+    assert "secret-place" not in path.read_text()
+    assert ModelCard.load(path).data.base_model is None
+
+
+def test_the_hub_id_a_model_was_loaded_from_is_its_base_model(classifier, tmp_path):
+    classifier.config._name_or_path = "google-bert/bert-base-uncased"
+    path = write_model_card(classifier, tmp_path)
+    assert ModelCard.load(path).data.base_model == "google-bert/bert-base-uncased"
+
+
+def test_a_card_that_is_there_is_replaced_only_on_request(classifier, tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("by hand")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        write_model_card(classifier, tmp_path)
+    assert path.read_text() == "by hand"
+    write_model_card(classifier, tmp_path, overwrite=True)
+    assert "by hand" not in path.read_text()
+
+
+def test_a_model_without_a_patch_gets_no_card(tmp_path):
+    with pytest.raises(PatchStateError, match="BertModel is not patched"):
+        write_model_card(BertModel(BertConfig(**BERT)), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"base_model": "/somewhere/on/disk"},
+            r"base_model is '/somewhere/on/disk'.*id of a model on the Hub",
+        ),
+        ({"language": "English"}, "language is 'English'.*ISO 639"),
+        ({"license": "Apache 2"}, "license is 'Apache 2'.*'apache-2.0'"),
+    ],
+)
+def test_metadata_that_the_hub_would_refuse_is_refused_here(given, message, classifier, tmp_path):
+    with pytest.raises(ModelCardError, match=message):
+        write_model_card(classifier, tmp_path, **given)
+    assert not (tmp_path / "README.md").exists()
