@@ -71,6 +71,7 @@ def write_model_card(
     title: str | None = None,
     license: str | None = None,
     language: str | list[str] | None = None,
+    trained: bool | None = False,
     overwrite: bool = False,
 ) -> Path:
     """Write the card of a patched model as `README.md` into the folder the model is saved in.
@@ -80,14 +81,15 @@ def write_model_card(
         directory: Folder of the saved model; made if it does not exist.
         base_model: Hub id of the model that was patched. Without it, the one the model was loaded from if
             that was a Hub id; a model loaded from a folder gets a card that names its family only.
-        metrics: Measured numbers, for example `{"accuracy": 0.93, "loss": 0.2}`. Without them the card says
-            that the model was patched and not yet trained.
+        metrics: Measured numbers, for example `{"accuracy": 0.93, "loss": 0.2}`.
         baseline: The same numbers of the same model without the patch.
         dataset: Name of the data the numbers were measured on; without it the metadata leaves them out.
         training: How the model was trained, as rows of a table.
         title: Name of the model; the folder's name by default.
         license: Licence id of the Hub, for example `"apache-2.0"`.
         language: ISO 639 code or codes, for example `"en"`.
+        trained: Whether the model was trained after it was patched; None if that is not known. Numbers or a
+            training table say that it was.
         overwrite: Whether a `README.md` that is already there may be replaced.
 
     Returns:
@@ -110,6 +112,7 @@ def write_model_card(
     report = patch_report(model)
     relpos = report.config.to_dict()
     title = title or directory.resolve().name
+    trained = True if metrics or training else trained
     base_model = _hub_id(model, base_model)
     auto_class, pipeline_tag = _head_of(model)
     data = _metadata(
@@ -139,7 +142,8 @@ def write_model_card(
         dataset=dataset,
         starts_exact=_starts_exact(relpos),
         training={name: _plain(value) for name, value in (training or {}).items()},
-        limits=_limits(relpos, report.trained_length, trained=bool(metrics)),
+        trained=trained,
+        limits=_limits(relpos, report.trained_length, trained=trained),
     )
     directory.mkdir(parents=True, exist_ok=True)
     card.save(path)
@@ -270,7 +274,7 @@ def _starts_exact(relpos: Mapping[str, Any]) -> bool:
     )
 
 
-def _limits(relpos: Mapping[str, Any], trained_length: int | None, *, trained: bool) -> list[str]:
+def _limits(relpos: Mapping[str, Any], trained_length: int | None, *, trained: bool | None) -> list[str]:
     limits = []
     if relpos["native"] != "drop" and trained_length is not None:
         limits.append(
@@ -283,7 +287,7 @@ def _limits(relpos: Mapping[str, Any], trained_length: int | None, *, trained: b
                 f"`{scheme['type']}` does not tell tokens apart that are {scheme['max_distance']} "
                 "or more positions away on the same side."
             )
-    if not trained:
+    if trained is False:
         limits.append("The relative tables are at their start values until the model is fine-tuned.")
     limits.append("Everything that holds for the model it was made from (data, language, biases) holds here as well.")
     return limits

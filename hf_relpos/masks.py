@@ -86,8 +86,16 @@ class AttentionMask:
 
         Raises:
             ValueError: names the shape given and the shapes that fit.
+            TypeError: for a mask that is neither bool nor floating point.
         """
         batch, heads, queries, keys = query[0], query[1], query[2], key[2]
+        if self.padding is not None and self.padding.dtype != torch.bool:
+            raise TypeError(f"The padding mask is {self.padding.dtype}, but must be bool, True where there is a token.")
+        if self.dense is not None and not (self.dense.dtype == torch.bool or self.dense.is_floating_point()):
+            raise TypeError(
+                f"The 4-D attention mask is {self.dense.dtype}, but must be bool (True: may attend) or floating point "
+                "(added to the scores)."
+            )
         if (self.query_length, self.key_length) != (queries, keys):
             raise ValueError(
                 f"The attention mask is for {self.query_length} queries and {self.key_length} keys, but attention has "
@@ -160,5 +168,6 @@ class AttentionMask:
 
 
 def _is_hidden(additive: Tensor) -> Tensor:
-    """Where a float mask hides a key: at minus infinity, or at the lowest number, as Transformers writes it."""
-    return additive <= torch.finfo(additive.dtype).min
+    """Where a float mask hides a key: at minus infinity, or at the lowest number of its or a narrower dtype."""
+    lowest = torch.float16 if additive.dtype == torch.float16 else torch.bfloat16
+    return additive <= torch.finfo(lowest).min

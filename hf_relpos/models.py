@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
@@ -44,6 +46,15 @@ class RelPosModelMixin(_Base):
         config = RelPosConfig.of(relpos)
         wiring.attach(self, self.relpos_family, config, patched_class, keep_dropped=False)
         super().post_init()
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save the model as every model is saved, with a model card where the folder has none."""
+        from hf_relpos.cards import write_model_card
+
+        directory = Path(save_directory)
+        if kwargs.get("is_main_process", True) and not directory.is_file() and not (directory / "README.md").exists():
+            write_model_card(self, directory, trained=None)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         """Keep our attention, and say so: any other would leave the relative positions out."""

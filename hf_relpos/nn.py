@@ -314,7 +314,9 @@ class RelativePositionBias(nn.Module):
             scheme = ClippedBias(max_distance=max_distance, init="trunc_normal")
         if not isinstance(scheme, (str, SchemeConfig)):
             raise wrong_value(owner, "scheme", scheme, "a scheme config or a scheme's name, and one only")
-        config: SchemeConfig = RelPosConfig(schemes=[scheme]).schemes[0]  # type: ignore[assignment]
+        # The config turns names into scheme configs, and says which names there are.
+        schemes: tuple[SchemeConfig, ...] = RelPosConfig(schemes=[scheme]).schemes  # type: ignore[assignment]
+        config = schemes[0]
         self.num_heads = num_heads
         # A bias has nothing to do with the size of a head.
         self.scheme = config.build(AttentionGeometry(num_heads, 1, causal))

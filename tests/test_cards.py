@@ -129,7 +129,7 @@ def test_the_loading_code_names_an_auto_class_that_loads_the_model(make, auto_cl
 
     model = patch_model(make(), Shaw(max_distance=4))
     model.save_pretrained(tmp_path)
-    path = write_model_card(model, tmp_path)
+    path = tmp_path / "README.md"  # written on save
     assert f"model = {auto_class}.from_pretrained(" in path.read_text()
     assert ModelCard.load(path).data.pipeline_tag == tag
     assert type(getattr(transformers, auto_class).from_pretrained(tmp_path)) is type(model)
@@ -188,4 +188,19 @@ def test_a_model_without_a_patch_gets_no_card(tmp_path):
 def test_metadata_that_the_hub_would_refuse_is_refused_here(given, message, classifier, tmp_path):
     with pytest.raises(ModelCardError, match=message):
         write_model_card(classifier, tmp_path, **given)
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_saving_writes_a_card_that_claims_nothing_and_leaves_a_card_alone(classifier, tmp_path):
+    classifier.save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "None were given for this model." in text
+    assert "not yet trained" not in text
+    (tmp_path / "README.md").write_text("mine")
+    classifier.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_only_the_main_process_writes_a_card(classifier, tmp_path):
+    classifier.save_pretrained(tmp_path, is_main_process=False)
     assert not (tmp_path / "README.md").exists()

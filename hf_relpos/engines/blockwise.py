@@ -36,8 +36,12 @@ def attend(
     never all there at once, come back as None.
     """
     batch, heads, queries, _ = query.shape
-    size = max(LEAST_QUERIES, BLOCK_SCORES // (batch * heads * mask.key_length))
+    size = max(LEAST_QUERIES, BLOCK_SCORES // max(1, batch * heads * mask.key_length))
     recompute = torch.is_grad_enabled() and _requires_grad(query, key, value, terms, mask)
+    # Cast once: a cast within each block would round, and sum up in low precision, each block's gradients.
+    dtype = query.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    query, key, value, terms = query.to(wide), key.to(wide), value.to(wide), terms.to(wide)
     outputs = []
     for start in range(0, queries, size):
         block = slice(start, min(start + size, queries))
@@ -48,7 +52,7 @@ def attend(
             outputs.append(checkpoint(attend_one, *states, use_reentrant=False, preserve_rng_state=dropout > 0))
         else:
             outputs.append(attend_one(*states))
-    return torch.cat(outputs, dim=2), None
+    return torch.cat(outputs, dim=2).to(dtype), None
 
 
 def _output(

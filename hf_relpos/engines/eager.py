@@ -10,6 +10,9 @@ from hf_relpos.engines.offsets import collect, spread
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms, add_tables, horizon
 
+# Of the term on the keys, so many keys at least are laid out together.
+LEAST_KEYS = 64
+
 
 def attend(
     query: Tensor,
@@ -111,7 +114,13 @@ def relative_scores(
     if terms.key is not None:
         # Seen from the keys, the offset changes its sign and the roles change places.
         columns = key @ terms.key.flip(1).transpose(-1, -2) * scale
-        by_key = gated(spread(columns, query.shape[2], -first).transpose(-1, -2))
+        # Some keys at a time: laid out over offsets, all of them at once would be keys x keys numbers.
+        queries, size = query.shape[2], max(query.shape[2], LEAST_KEYS)
+        parts = [
+            spread(columns[..., start : start + size, :], queries, start - first)
+            for start in range(0, key.shape[2], size)
+        ]
+        by_key = gated(torch.cat(parts, dim=-2).transpose(-1, -2))
         total = by_key if total is None else total + by_key
     return total
 

@@ -34,4 +34,4 @@ def _tensor(mask: AttentionMask, query: Tensor) -> Tensor | None:
     if added is None:
         return allowed
     added = added.to(query.dtype)
-    return added if allowed is None else added.masked_fill(~allowed, torch.finfo(query.dtype).min)
+    return added if allowed is None else added.masked_fill(~allowed, float("-inf"))

@@ -1,0 +1,1 @@
+"""Measurements of the package. Each is one command and keeps its numbers in ``benchmarks/results``."""

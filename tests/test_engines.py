@@ -1,0 +1,649 @@
+"""Every engine computes the same function: the one the reference spells out pair by pair, gradients included."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import reference
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from hf_relpos import config
+from hf_relpos.engines import ENGINES, attend, choose
+from hf_relpos.masks import AttentionMask
+from hf_relpos.schemes.t5 import bucket_of
+from hf_relpos.terms import RelativeTerms
+
+# Constants that make an engine cut even the tests' short inputs into several blocks.
+SMALL_BLOCKS: dict[str, dict[str, int]] = {"blockwise": {"BLOCK_SCORES": 1, "LEAST_QUERIES": 3}}
+# Engines that hold all scores at once; every other one has a row in SMALL_BLOCKS.
+QUADRATIC = {"eager"}
+
+TERMS = ("bias", "query", "key", "value", "gate", "native_bias")
+
+
+@pytest.fixture(params=[*ENGINES, *(f"{name} in small blocks" for name in SMALL_BLOCKS)])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of each engine, and once more with blocks so small that several are needed."""
+    name, _, small = request.param.partition(" in ")
+    if small:
+        for constant, value in SMALL_BLOCKS[name].items():
+            monkeypatch.setattr(sys.modules[ENGINES[name].__module__], constant, value)
+    return name
+
+
+@dataclass
+class Case:
+    """One attention problem: its tensors by name, and its mask in the terms of the record and of the reference."""
+
+    tensors: dict[str, Tensor]
+    scale: float = 0.37
+    query_offset: int = 0
+    rules: dict[str, Any] = field(default_factory=dict)
+    pattern: Any = None
+    rule: Any = None
+    tensor_offset: bool = False
+
+    def terms(self, tensors: dict[str, Tensor]) -> RelativeTerms:
+        return RelativeTerms(**{name: tensors[name] for name in TERMS if name in tensors})
+
+    def mask(self, tensors: dict[str, Tensor]) -> AttentionMask:
+        return AttentionMask(
+            query_length=tensors["q"].shape[2],
+            key_length=tensors["k"].shape[2],
+            query_offset=torch.tensor(self.query_offset) if self.tensor_offset else self.query_offset,
+            pattern=self.pattern,
+            **{"dense": tensors.get("dense"), **self.rules},
+        )
+
+    def allowed(self) -> Tensor:
+        (batch, heads, queries, _), keys = self.tensors["q"].shape, self.tensors["k"].shape[2]
+        rules = {"dense": self.tensors.get("dense"), **self.rules}
+        return reference.allowed_pairs(
+            batch, heads, queries, keys, query_offset=self.query_offset, rule=self.rule, **rules
+        )
+
+    def by(self, engine: str, tensors: dict[str, Tensor], dropout: float = 0.0) -> Tensor:
+        """The output by one of the engines."""
+        return attend(
+            tensors["q"], tensors["k"], tensors["v"], self.terms(tensors), self.mask(tensors),
+            scale=self.scale, dropout=dropout, engine=engine,
+        )[0]  # fmt: skip
+
+    def by_reference(self, tensors: dict[str, Tensor], keep: Tensor | None = None) -> Tensor:
+        return self.reference_with_weights(tensors, keep)[0]
+
+    def reference_with_weights(self, tensors: dict[str, Tensor], keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        dense = tensors.get("dense")
+        return reference.attention(
+            tensors["q"], tensors["k"], tensors["v"], self.terms(tensors), scale=self.scale,
+            query_offset=self.query_offset, allowed=self.allowed(), keep=keep,
+            added=None if dense is None else dense.masked_fill(dense == float("-inf"), 0.0),
+        )  # fmt: skip
+
+    def expected(self, keep: Tensor | None = None) -> dict[str, Tensor]:
+        return reference.output_and_gradients(partial(self.by_reference, keep=keep), self.tensors)
+
+    def actual(self, engine: str) -> dict[str, Tensor]:
+        return reference.output_and_gradients(partial(self.by, engine), self.tensors)
+
+    def to(self, dtype: torch.dtype) -> Case:
+        return replace(self, tensors={name: tensor.to(dtype) for name, tensor in self.tensors.items()})
+
+
+def make_case(
+    terms: tuple[str, ...] = TERMS,
+    *,
+    batch: int = 2,
+    heads: int = 4,
+    key_heads: int | None = None,
+    queries: int = 7,
+    keys: int | None = None,
+    dim: int = 5,
+    value_dim: int = 3,
+    k: int | dict[str, int] = 3,
+    shared: bool = False,
+    gate_batch: int | None = None,
+    seed: int = 0,
+    **more: Any,
+) -> Case:
+    """A problem with random numbers of size 1 everywhere, tables included."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def rows(name: str) -> int:
+        return 2 * (k if isinstance(k, int) else k[name]) + 1
+
+    keys = queries if keys is None else keys
+    key_heads = heads if key_heads is None else key_heads
+    tables = 1 if shared else heads
+    tensors = {
+        "q": random(batch, heads, queries, dim),
+        "k": random(batch, key_heads, keys, dim),
+        "v": random(batch, key_heads, keys, value_dim),
+    }
+    for name in terms:
+        if name == "gate":
+            tensors[name] = random(batch if gate_batch is None else gate_batch, heads, queries)
+        elif name in ("bias", "native_bias"):
+            tensors[name] = random(tables, rows(name))
+        else:
+            tensors[name] = random(tables, rows(name), value_dim if name == "value" else dim)
+    return Case(tensors, **more)
+
+
+def packed(query_at: Tensor, key_at: Tensor) -> Tensor:
+    """Documents of three tokens, packed into one row; different ones in the second sequence of the batch."""
+    size = torch.tensor([3, 4])[:, None, None, None]
+    return query_at // size == key_at // size
+
+
+PADDING = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1, 1, 1]], dtype=torch.bool)
+BOOL_MASK = torch.rand(2, 1, 7, 9, generator=torch.Generator().manual_seed(1)) < 0.6
+FLOAT_MASK = (
+    torch.randn(1, 4, 7, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    .masked_fill(torch.rand(1, 4, 7, 9, generator=torch.Generator().manual_seed(3)) < 0.3, float("-inf"))
+)  # fmt: skip
+
+# Name -> what is different about a problem of 7 queries and 9 keys.
+MASKS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "causal": {"rules": {"causal": True}},
+    "causal after cached keys": {"rules": {"causal": True}, "query_offset": 2},
+    "causal before all keys": {"rules": {"causal": True}, "query_offset": -3},
+    "causal, offset on the device": {"rules": {"causal": True}, "query_offset": 2, "tensor_offset": True},
+    "far after the keys": {"query_offset": 40},
+    "far before the keys": {"query_offset": -40},
+    "window": {"rules": {"window": 1}},
+    "causal window after cached keys": {"rules": {"window": 2, "causal": True}, "query_offset": 2},
+    "window out of sight": {"rules": {"window": 1}, "query_offset": 30},
+    "padding": {"rules": {"padding": PADDING}},
+    "causal padding": {"rules": {"padding": PADDING, "causal": True}, "query_offset": 2},
+    "packed": {"pattern": packed, "rule": lambda b, h, i, j: i // (3 + b) == j // (3 + b)},
+    "bool mask": {"rules": {"dense": BOOL_MASK}},
+    "everything": {
+        "pattern": packed, "rule": lambda b, h, i, j: i // (3 + b) == j // (3 + b),
+        "rules": {"padding": PADDING, "causal": True, "window": 2, "dense": BOOL_MASK}, "query_offset": 1,
+        "tensor_offset": True,
+    },
+}  # fmt: skip
+
+# Name -> what is different about the terms.
+TERM_SETS: dict[str, dict[str, Any]] = {
+    "bias": {"terms": ("bias",)},
+    "query": {"terms": ("query",)},
+    "key": {"terms": ("key",)},
+    "value": {"terms": ("value",)},
+    "native bias": {"terms": ("native_bias",)},
+    "gated": {"terms": ("bias", "query", "key", "value", "gate")},
+    "gate, one for the batch": {"gate_batch": 1},
+    "shared by the heads": {"shared": True},
+    "gated and shared": {"terms": ("bias", "query", "key", "value", "gate"), "shared": True},
+    "different horizons": {"k": {"bias": 4, "query": 2, "key": 1, "value": 5, "native_bias": 3}},
+    "horizon beyond the length": {"k": 12},
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("mask", MASKS)
+def test_equals_the_reference_under_every_mask(engine: str, mask: str):
+    case = make_case(keys=9, **MASKS[mask])
+    reference.assert_all_close(case.actual(engine), case.expected(), 1e-10)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("terms", TERM_SETS)
+def test_equals_the_reference_with_every_term(engine: str, terms: str):
+    case = make_case(keys=9, query_offset=2, rules={"causal": True}, **TERM_SETS[terms])
+    reference.assert_all_close(case.actual(engine), case.expected(), 1e-10)
+
+
+@pytest.mark.core
+def test_equals_the_reference_under_a_float_mask_that_learns(engine: str):
+    case = make_case(keys=9, query_offset=2)
+    case.tensors["dense"] = FLOAT_MASK
+    reference.assert_all_close(case.actual(engine), case.expected(), 1e-10)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_without_terms_equals_the_reference_under_every_mask(engine: str, mask: str):
+    case = make_case((), keys=9, **MASKS[mask])
+    reference.assert_all_close(case.actual(engine), case.expected(), 1e-10)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("length", [1, 2, 5, 7])
+@pytest.mark.parametrize("k", [1, 2, 9])
+def test_equals_equations_3_and_4_of_shaw_as_loops(engine: str, length: int, k: int):
+    dim = 3
+    case = make_case(
+        ("query", "value"), queries=length, heads=2, dim=dim, value_dim=dim, k=k, shared=True, scale=dim**-0.5
+    )
+
+    def loops(tensors: dict[str, Tensor]) -> Tensor:
+        q, key, v = tensors["q"], tensors["k"], tensors["v"]
+        tables = tensors["query"][0], tensors["value"][0]
+        return torch.stack(
+            [
+                torch.stack([reference.shaw_loops(q[b, h], key[b, h], v[b, h], *tables) for h in range(2)])
+                for b in range(2)
+            ]
+        )
+
+    expected = reference.output_and_gradients(loops, case.tensors)
+    reference.assert_all_close(case.actual(engine), expected, 1e-10)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("decoder", [False, True])
+def test_equals_transformers_own_t5_attention(engine: str, decoder: bool):
+    t5_config = T5Config(
+        d_model=16, d_kv=6, num_heads=3, relative_attention_num_buckets=8, relative_attention_max_distance=10,
+        is_decoder=decoder, dropout_rate=0.0, attn_implementation="eager",
+    )  # fmt: skip
+    t5 = T5Attention(t5_config, has_relative_attention_bias=True, layer_idx=0).double().eval()
+    torch.nn.init.normal_(t5.relative_attention_bias.weight)
+    length = 23
+    hidden = torch.randn(2, length, 16, dtype=torch.float64)
+    bias = t5.compute_bias(length, length)
+    if decoder:
+        bias = bias.masked_fill(torch.ones(length, length).triu(1).bool(), torch.finfo(torch.float64).min)
+    expected = t5(hidden, position_bias=bias)[0]
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), t5.relative_attention_bias.weight)
+
+    def heads(states: Tensor) -> Tensor:
+        return states.unflatten(-1, (3, 6)).transpose(1, 2)
+
+    buckets = bucket_of(torch.arange(-10, 11), 8, 10, causal=decoder)
+    output, _ = attend(
+        heads(t5.q(hidden)), heads(t5.k(hidden)), heads(t5.v(hidden)),
+        RelativeTerms(bias=t5.relative_attention_bias.weight.T[:, buckets]),
+        AttentionMask(length, length, causal=decoder), scale=1.0, engine=engine,
+    )  # fmt: skip
+    actual = t5.o(output.transpose(1, 2).flatten(2))
+    (gradient,) = torch.autograd.grad(actual.square().sum(), t5.relative_attention_bias.weight)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-10)
+
+
+@st.composite
+def random_cases(draw: st.DrawFn) -> Case:
+    key_heads, groups = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    queries, keys = draw(st.integers(1, 8)), draw(st.integers(1, 11))
+    terms = tuple(name for name in TERMS if draw(st.booleans()))
+    if not set(terms) - {"gate", "native_bias"}:  # a gate alone would have nothing to act on
+        terms = ("bias", *terms)
+    k = {name: draw(st.integers(1, 12)) for name in TERMS}
+    batch = draw(st.integers(1, 2))
+    rules: dict[str, Any] = {"causal": draw(st.booleans())}
+    if draw(st.booleans()):
+        rules["window"] = draw(st.integers(1, 12))
+    if draw(st.booleans()):
+        tokens = st.lists(st.booleans(), min_size=batch * keys, max_size=batch * keys)
+        rules["padding"] = torch.tensor(draw(tokens)).view(batch, keys)
+    return make_case(
+        terms, batch=batch, heads=key_heads * groups, key_heads=key_heads, queries=queries, keys=keys,
+        dim=draw(st.integers(1, 4)), value_dim=draw(st.integers(1, 4)), k=k, shared=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**16)), query_offset=draw(st.integers(-4, 12)),
+        tensor_offset=draw(st.booleans()), rules=rules,
+    )  # fmt: skip
+
+
+@settings(
+    max_examples=60, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(case=random_cases())
+def test_equals_the_reference_on_any_problem(engine: str, case: Case):
+    reference.assert_all_close(case.actual(engine), case.expected(), 1e-10)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_query_heads_share_grouped_keys(engine: str, key_heads: int):
+    case = make_case(key_heads=key_heads, rules={"causal": True})
+    reference.assert_all_close(case.actual(engine), case.expected(), 1e-10)
+
+
+def test_input_need_not_be_contiguous(engine: str):
+    case = make_case(keys=9, batch=3, queries=9)
+    expected = case.by_reference(case.tensors)
+    strided = {}
+    for name, tensor in case.tensors.items():
+        # Every second element of a larger tensor, with two axes swapped in memory.
+        room = torch.zeros(*(2 * size for size in tensor.transpose(0, 1).shape), dtype=tensor.dtype)
+        strided[name] = room[tuple(slice(None, None, 2) for _ in room.shape)].transpose(0, 1).copy_(tensor)
+        assert not strided[name].is_contiguous()
+    torch.testing.assert_close(case.by(engine, strided), expected, rtol=0, atol=1e-12)
+    strided["q"] = case.tensors["q"][:1].expand(3, -1, -1, -1)
+    expected = case.by_reference(strided)
+    torch.testing.assert_close(case.by(engine, strided), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.core
+def test_float32_is_exact_to_1e_5(engine: str):
+    case = make_case(queries=65, keys=65, dim=16, value_dim=16, k=8, rules={"causal": True}, scale=0.25)
+    reference.assert_all_close(case.to(torch.float32).actual(engine), case.expected(), 1e-5)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("length", [16, 192])
+def test_bfloat16_errs_at_most_twice_as_much_as_plain_attention(engine: str, length: int):
+    """Both are compared with float32 on the same, rounded input; errors are relative to the size of what is right."""
+    terms = ("bias", "query", "key", "value")
+    case = make_case(terms, queries=length, dim=32, value_dim=32, k=8, scale=32**-0.5).to(torch.bfloat16)
+
+    def plain(tensors: dict[str, Tensor]) -> Tensor:
+        return F.scaled_dot_product_attention(tensors["q"], tensors["k"], tensors["v"], scale=case.scale)
+
+    def errors(low: dict[str, Tensor], high: dict[str, Tensor]) -> dict[str, float]:
+        return {name: ((low[name].float() - high[name]).norm() / high[name].norm()).item() for name in high}
+
+    states = {name: case.tensors[name] for name in "qkv"}
+    exact = {name: tensor.float() for name, tensor in states.items()}
+    of_plain = errors(reference.output_and_gradients(plain, states), reference.output_and_gradients(plain, exact))
+    exact_case = case.to(torch.float32)
+    of_engine = errors(case.actual(engine), exact_case.actual(engine))
+    worst = max(of_plain.values())
+    for name, error in of_engine.items():
+        # Plain attention has no tables: their gradients are held to its worst one.
+        allowed = 2 * of_plain.get(name, worst)
+        assert error <= allowed, f"{name}: {error:.2e}, more than {allowed:.2e}"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("terms", [TERMS, ()], ids=["terms", "no terms"])
+@pytest.mark.parametrize("kind", ["padding", "dense bool", "dense float", "window"])
+def test_a_query_that_sees_nothing_gets_zero_and_no_gradient(engine: str, kind: str, terms: tuple[str, ...]):
+    case = make_case(terms)
+    blind = torch.zeros(2, 4, 7, dtype=torch.bool)
+    if kind == "padding":
+        blind[0] = True
+        case.rules["padding"] = ~blind[:, 0]
+    elif kind == "window":
+        blind[:] = True
+        case.rules["window"], case.query_offset = 1, 20
+    else:
+        blind[:, 1, 3] = blind[1, 2] = True
+        hidden = blind[..., None].expand(2, 4, 7, 7)
+        case.rules["dense"] = ~hidden
+        if kind == "dense float":
+            lowest = torch.finfo(torch.float64).min
+            case.rules["dense"] = torch.zeros(2, 4, 7, 7, dtype=torch.float64).masked_fill(hidden, lowest)
+    actual = case.actual(engine)
+    assert (actual["output"][blind] == 0).all()
+    assert (actual["gradient of q"][blind] == 0).all()
+    assert (actual["output"][~blind] != 0).all()
+    reference.assert_all_close(actual, case.expected(), 1e-10)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("where", ["q", "bias", "query", "native_bias"])
+def test_scores_of_ten_thousand_overflow_nothing(engine: str, where: str, sign: float):
+    case = make_case(keys=9, query_offset=2, rules={"causal": True})
+    case.tensors[where] = sign * 1e4 * case.tensors[where]
+    reference.assert_all_close(case.actual(engine), case.expected(), 1e-9)
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, tensor in case.to(dtype).actual(engine).items():
+            assert tensor.isfinite().all(), name
+
+
+def test_no_gradient_mode_gives_the_same_output(engine: str):
+    case = make_case(keys=9)
+    with torch.no_grad():
+        output = case.by(engine, case.tensors)
+    assert torch.equal(output, case.actual(engine)["output"])
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("changed", TERMS)
+def test_every_term_has_an_effect_and_a_gradient(engine: str, changed: str):
+    case = make_case()
+    before = case.actual(engine)
+    case.tensors[changed] = case.tensors[changed] + torch.randn_like(case.tensors[changed])
+    assert (case.by(engine, case.tensors) - before["output"]).abs().max() > 1e-2
+    assert (before[f"gradient of {changed}"] != 0).all()
+
+
+@pytest.mark.core
+def test_shifting_all_positions_changes_nothing(engine: str):
+    case = make_case(keys=9, query_offset=1, rules={"causal": True, "window": 4})
+    before = case.by(engine, case.tensors)
+    shift = 5
+    moved = dict(case.tensors)
+    for name in "kv":
+        unused = torch.randn(2, 4, shift, moved[name].shape[-1], dtype=torch.float64)
+        moved[name] = torch.cat([unused, moved[name]], dim=2)
+    padding = torch.arange(9 + shift).expand(2, -1) >= shift
+    shifted = replace(case, query_offset=1 + shift, rules={**case.rules, "padding": padding})
+    torch.testing.assert_close(shifted.by(engine, moved), before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.core
+def test_queries_in_two_parts_give_what_they_give_at_once(engine: str):
+    case = make_case(queries=9, rules={"causal": True})
+    whole = case.by(engine, case.tensors)
+    parts = []
+    for start, stop in ((0, 4), (4, 9)):
+        part = {**case.tensors, "q": case.tensors["q"][:, :, start:stop]}
+        part["gate"] = case.tensors["gate"][..., start:stop]
+        for tensor_offset in (False, True):
+            chunk = replace(case, query_offset=start, tensor_offset=tensor_offset).by(engine, part)
+            torch.testing.assert_close(chunk, whole[:, :, start:stop], rtol=0, atol=1e-12)
+        parts.append(chunk)
+    torch.testing.assert_close(torch.cat(parts, dim=2), whole, rtol=0, atol=1e-12)
+
+
+# Dropout
+
+
+def dropped(case: Case, engine: str, dropout: float, seed: int) -> Tensor:
+    """The factors an engine's dropout puts on the weights under a seed: 0 or ``1 / (1 - dropout)``.
+
+    With the identity as values, the output is the weights that dropout left.
+    """
+    terms = tuple(name for name in case.tensors if name in TERMS and name != "value")
+    batch, heads, keys, _ = case.tensors["v"].shape
+    probe = {name: case.tensors[name] for name in ("q", "k", *terms)}
+    probe["v"] = torch.eye(keys, dtype=torch.float64).expand(batch, heads, keys, keys)
+    torch.manual_seed(seed)
+    left = case.by(engine, probe, dropout)
+    return left / case.reference_with_weights(case.tensors)[1]
+
+
+@pytest.mark.core
+def test_dropout_keeps_the_same_weights_in_the_backward_pass(engine: str):
+    case = make_case(queries=11, keys=12, k=4)
+    keep = dropped(case, engine, 0.4, seed=3)
+    nothing = keep.abs() < 1e-9
+    assert 0.3 < nothing.double().mean() < 0.5
+    torch.testing.assert_close(keep[~nothing], torch.full_like(keep[~nothing], 1 / 0.6))
+
+    def seeded(tensors: dict[str, Tensor]) -> Tensor:
+        torch.manual_seed(3)
+        output = case.by(engine, tensors, 0.4)
+        torch.manual_seed(99)  # the backward pass has to bring its own state
+        return output
+
+    actual = reference.output_and_gradients(seeded, case.tensors)
+    reference.assert_all_close(actual, case.expected(keep.detach().masked_fill(nothing, 0.0)), 1e-10)
+
+
+def test_dropout_gradients_agree_with_finite_differences(engine: str):
+    case = make_case(batch=1, heads=2, queries=7, dim=2, value_dim=2, k=2)
+    names = list(case.tensors)
+
+    def seeded(*values: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return case.by(engine, dict(zip(names, values, strict=True)), 0.3)
+
+    leaves = [case.tensors[name].clone().requires_grad_() for name in names]
+    assert torch.autograd.gradcheck(seeded, leaves, fast_mode=True)
+
+
+def test_dropout_is_reproducible_under_a_seed_and_new_without(engine: str):
+    case = make_case(queries=11)
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(case.by(engine, case.tensors, 0.3))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+    # two blocks or heads or sequences never share their random numbers
+    keep = dropped(case, engine, 0.5, seed=1).abs() > 1e-9
+    rows = keep.reshape(-1, keep.shape[-1])
+    assert len(set(map(tuple, rows.tolist()))) > 0.9 * len(rows)
+
+
+def test_dropout_leaves_the_expectation_alone(engine: str):
+    copies = 4000
+    case = make_case(batch=1, heads=2, queries=5, rules={"causal": True}, gate_batch=1)
+    exact = case.by(engine, case.tensors)
+    many = {**case.tensors, **{name: case.tensors[name].expand(copies, -1, -1, -1) for name in "qkv"}}
+    outputs = case.by(engine, many, 0.3)
+    deviation = outputs.std(0) / copies**0.5
+    assert ((outputs.mean(0) - exact[0]).abs() <= 5 * deviation + 1e-12).all()
+
+
+# Weights
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("terms", [TERMS, ()], ids=["terms", "no terms"])
+def test_weights_are_the_true_probabilities(engine: str, terms: tuple[str, ...], dropout: float):
+    case = make_case(terms, keys=9, query_offset=2, rules={"causal": True})
+    t = case.tensors
+    _, weights = attend(
+        t["q"], t["k"], t["v"], case.terms(t), case.mask(t),
+        scale=case.scale, dropout=dropout, engine=engine, weights=True,
+    )  # fmt: skip
+    torch.testing.assert_close(weights, case.reference_with_weights(t)[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
+
+
+def test_asking_for_weights_does_not_change_the_output(engine: str):
+    case = make_case()
+    t = case.tensors
+    output, _ = attend(
+        t["q"], t["k"], t["v"], case.terms(t), case.mask(t), scale=case.scale, engine=engine, weights=True
+    )
+    torch.testing.assert_close(output, case.by(engine, t), rtol=0, atol=1e-12)
+
+
+def test_no_weights_come_unless_asked_for(engine: str):
+    case = make_case()
+    t = case.tensors
+    output = attend(t["q"], t["k"], t["v"], case.terms(t), case.mask(t), scale=case.scale, engine=engine)
+    assert output[1] is None
+
+
+# Precision, memory, choice
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("states", [torch.bfloat16, torch.float32])
+def test_autocast_runs_and_changes_nothing(engine: str, states: torch.dtype):
+    """Under autocast the projections give bfloat16, while the tables stay in float32."""
+    case = make_case(queries=9, k=4)
+    tensors = {
+        name: tensor.to(states if name in ("q", "k", "v", "gate") else torch.float32)
+        for name, tensor in case.tensors.items()
+    }
+
+    def autocast(leaves: dict[str, Tensor]) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return case.by(engine, leaves)
+
+    actual = reference.output_and_gradients(autocast, tensors)
+    assert actual["output"].dtype == states
+    for name, tensor in tensors.items():
+        assert actual[f"gradient of {name}"].dtype == tensor.dtype
+    expected = reference.output_and_gradients(partial(case.by, engine), tensors)
+    reference.assert_all_close(actual, expected, 1e-6)
+
+
+def largest_tensor(engine: str, length: int) -> int:
+    """The most elements any tensor has during a forward and backward pass."""
+    sizes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, (tuple, list)) else [result]:
+                if isinstance(tensor, Tensor):
+                    sizes.append(tensor.untyped_storage().nbytes() // tensor.element_size())
+            return result
+
+    case = make_case(
+        ("bias", "query", "key", "value", "native_bias"), batch=1, heads=1, queries=length, dim=2, value_dim=2
+    )
+    with Watch():
+        case.actual(engine)
+    return max(sizes)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("engine", [f"{name} in small blocks" for name in SMALL_BLOCKS], indirect=True)
+def test_the_largest_tensor_grows_linearly(engine: str):
+    assert largest_tensor(engine, 192) < 2.3 * largest_tensor(engine, 96)
+
+
+def test_auto_is_eager_when_short_and_linear_when_long():
+    def chosen(length: int) -> str:
+        states = torch.empty(1, 1, length, 1)
+        return choose("auto", states, states)
+
+    assert chosen(128) == "eager"
+    assert chosen(4096) not in QUADRATIC
+
+
+def test_every_engine_is_covered_here_and_can_be_asked_for_by_name():
+    assert set(ENGINES) == QUADRATIC | set(SMALL_BLOCKS)
+    assert set(config.ENGINES) == {"auto", *ENGINES}
+    states = torch.empty(1, 1, 8, 1)
+    for name in ENGINES:
+        assert choose(name, states, states) == name
+
+
+# Masks that do not fit
+
+
+def refused(**mask: Any) -> str:
+    case = make_case(keys=9)
+    t = case.tensors
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the callers look at the message
+        attend(
+            t["q"], t["k"], t["v"], case.terms(t), AttentionMask(**{"query_length": 7, "key_length": 9, **mask}),
+            scale=1.0,
+        )  # fmt: skip
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("mask", "named"),
+    [
+        ({"key_length": 8}, ("7 queries and 8 keys", "7 queries and 9 keys")),
+        ({"query_length": 6}, ("6 queries and 9 keys", "7 queries and 9 keys")),
+        ({"padding": torch.ones(2, 8, dtype=torch.bool)}, ("[2, 8]", "[2, 9]")),
+        ({"padding": torch.ones(3, 9, dtype=torch.bool)}, ("[3, 9]", "[2, 9]")),
+        ({"dense": torch.zeros(2, 4, 7, 8)}, ("[2, 4, 7, 8]", "7, 9]")),
+        ({"dense": torch.zeros(2, 3, 7, 9)}, ("[2, 3, 7, 9]", "1 or 4")),
+        ({"dense": torch.zeros(7, 9)}, ("[7, 9]", "4-D")),
+    ],
+)
+def test_a_mask_of_a_wrong_shape_is_refused_with_both_shapes(mask: dict[str, Any], named: tuple[str, ...]):
+    message = refused(**mask)
+    for part in named:
+        assert part in message
