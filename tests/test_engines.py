@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,20 +20,24 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_relpos import config
-from hf_relpos.engines import ENGINES, attend, choose
+from hf_relpos.engines import ENGINES, REFUSES, attend, choose
 from hf_relpos.masks import AttentionMask
 from hf_relpos.schemes.t5 import bucket_of
 from hf_relpos.terms import RelativeTerms
 
 # Constants that make an engine cut even the tests' short inputs into several blocks.
 SMALL_BLOCKS: dict[str, dict[str, int]] = {"blockwise": {"BLOCK_SCORES": 1, "LEAST_QUERIES": 3}}
-# Engines that hold all scores at once; every other one has a row in SMALL_BLOCKS.
+# Engines that hold all scores at once. Every other one has a row in SMALL_BLOCKS, or refuses some cases and is tested
+# in a file of its own.
 QUADRATIC = {"eager"}
 
 TERMS = ("bias", "query", "key", "value", "gate", "native_bias")
 
 
-@pytest.fixture(params=[*ENGINES, *(f"{name} in small blocks" for name in SMALL_BLOCKS)])
+TAKE_ALL = [name for name in ENGINES if name not in REFUSES]
+
+
+@pytest.fixture(params=[*TAKE_ALL, *(f"{name} in small blocks" for name in SMALL_BLOCKS)])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of each engine, and once more with blocks so small that several are needed."""
     name, _, small = request.param.partition(" in ")
@@ -600,21 +605,24 @@ def test_the_largest_tensor_grows_linearly(engine: str):
     assert largest_tensor(engine, 192) < 2.3 * largest_tensor(engine, 96)
 
 
-def test_auto_is_eager_when_short_and_linear_when_long():
-    def chosen(length: int) -> str:
-        states = torch.empty(1, 1, length, 1)
-        return choose("auto", states, states)
-
-    assert chosen(128) == "eager"
-    assert chosen(4096) not in QUADRATIC
+def chosen(engine: str, length: int, dropout: float = 0.0) -> str:
+    states = torch.empty(1, 1, length, 1)
+    terms = RelativeTerms(bias=torch.zeros(1, 3))
+    return choose(engine, states, states, states, terms, AttentionMask(length, length), dropout)
 
 
-def test_every_engine_is_covered_here_and_can_be_asked_for_by_name():
-    assert set(ENGINES) == QUADRATIC | set(SMALL_BLOCKS)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_auto_is_eager_when_short_and_linear_when_long(dropout: float):
+    assert chosen("auto", 128, dropout) == "eager"
+    assert chosen("auto", 4096, dropout) not in QUADRATIC
+
+
+def test_every_engine_is_covered_and_can_be_asked_for_by_name():
+    assert set(ENGINES) == QUADRATIC | set(SMALL_BLOCKS) | set(REFUSES)
     assert set(config.ENGINES) == {"auto", *ENGINES}
-    states = torch.empty(1, 1, 8, 1)
     for name in ENGINES:
-        assert choose(name, states, states) == name
+        assert chosen(name, 8) == name
+        assert name in TAKE_ALL or Path(__file__).with_name(f"test_{name}.py").exists()
 
 
 # Masks that do not fit

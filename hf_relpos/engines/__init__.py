@@ -1,7 +1,7 @@
 """The engines: one file each, all computing the same function. None of them knows a scheme.
 
-To add one: a file with an ``attend`` like :func:`hf_relpos.engines.eager.attend`, a row in ``ENGINES``, and its place
-in :func:`choose`.
+To add one: a file with an ``attend`` like :func:`hf_relpos.engines.eager.attend`, a row in ``ENGINES``, what it cannot
+take in ``REFUSES``, and its place in :func:`choose`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_relpos.engines import blockwise, eager, plain
+from hf_relpos.engines import banded, blockwise, eager, plain
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
@@ -21,7 +21,14 @@ logger = logging.get_logger(__name__)
 ENGINES: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "eager": eager.attend,
     "blockwise": blockwise.attend,
+    "banded": banded.attend,
 }
+
+# What of a case an engine cannot take exactly, in words, or None; engines that take everything are not here.
+REFUSES: dict[str, Callable[..., str | None]] = {"banded": banded.refuses}
+
+# From so many queries on, the banded engine is faster than the eager one.
+BANDED_QUERIES = 256
 
 # Below this many scores per head, holding them all is faster than computing them again in the backward pass.
 EAGER_SCORES = 512 * 512
@@ -57,21 +64,38 @@ def attend(
         where they are not wanted.
 
     Raises:
-        ValueError: if the mask does not fit the queries and keys.
+        ValueError: if the mask does not fit the queries and keys, or the engine asked for cannot take the case.
     """
     mask.check(query.shape, key.shape)
     if terms.is_empty and not weights:
         return plain.attend(query, key, value, mask, scale=scale, dropout=dropout)
-    name = "eager" if weights else choose(engine, query, key)
+    name = "eager" if weights else choose(engine, query, key, value, terms, mask, dropout)
     output, all_weights = ENGINES[name](query, key, value, terms, mask, scale=scale, dropout=dropout)
     return output, all_weights if weights else None
 
 
-def choose(engine: str, query: Tensor, key: Tensor) -> str:
-    """The engine that runs: the one asked for, or for ``"auto"`` the fastest one; logged once each."""
+def choose(
+    engine: str, query: Tensor, key: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionMask, dropout: float
+) -> str:
+    """The engine that runs: the one asked for, or for ``"auto"`` the fastest one that is exact; logged once each.
+
+    Raises:
+        ValueError: if the one asked for cannot take the case.
+    """
+    refusal = REFUSES[engine](query, value, terms, mask, dropout) if engine in REFUSES else None
+    if refusal is not None:
+        raise ValueError(
+            f"The engine {engine!r} cannot take {refusal}. Use engine='auto', which picks one that can, or "
+            "'blockwise', which takes everything."
+        )
     if engine != "auto":
         return engine
-    name = "eager" if query.shape[2] * key.shape[2] <= EAGER_SCORES else "blockwise"
+    if query.shape[2] >= BANDED_QUERIES and banded.refuses(query, value, terms, mask, dropout) is None:
+        name = "banded"
+    elif query.shape[2] * key.shape[2] <= EAGER_SCORES:
+        name = "eager"
+    else:
+        name = "blockwise"
     if not torch.compiler.is_compiling():
         logger.info_once("hf_relpos: engine 'auto' runs %r.", name)
     return name

@@ -60,7 +60,7 @@ def attend_block(
     out_dtype = query.dtype
     dtype = torch.promote_types(out_dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
-        query, key, value = (_per_head(states.to(dtype), query.shape[1]) for states in (query, key, value))
+        query, key, value = (per_head(states.to(dtype), query.shape[1]) for states in (query, key, value))
         terms = terms.to(dtype)
         first = mask.query_offset + queries.start - keys.start
         gate = None if terms.gate is None else terms.gate[..., queries, None]
@@ -95,18 +95,7 @@ def relative_scores(
         first: position of the first query minus position of the first key.
         scale: factor of the dot products.
     """
-
-    def gated(scores: Tensor) -> Tensor:
-        return scores if gate is None else gate * scores
-
-    # What depends on the query and the offset only is summed as rows over offsets, and spread over the keys once.
-    rows = None
-    if terms.query is not None:
-        rows = gated(query @ terms.query.transpose(-1, -2) * scale)
-    if terms.bias is not None:
-        rows = add_tables(rows, gated(terms.bias[:, None]), dim=-1)
-    if terms.native_bias is not None:
-        rows = add_tables(rows, terms.native_bias[:, None], dim=-1)
+    rows = score_rows(query, terms, gate, scale)
     total = None
     if rows is not None:
         rows = rows.expand(*rows.shape[:-2], query.shape[2], rows.shape[-1])
@@ -120,9 +109,29 @@ def relative_scores(
             spread(columns[..., start : start + size, :], queries, start - first)
             for start in range(0, key.shape[2], size)
         ]
-        by_key = gated(torch.cat(parts, dim=-2).transpose(-1, -2))
+        by_key = _gated(torch.cat(parts, dim=-2).transpose(-1, -2), gate)
         total = by_key if total is None else total + by_key
     return total
+
+
+def score_rows(query: Tensor, terms: RelativeTerms, gate: Tensor | None, scale: float) -> Tensor | None:
+    """All that depends on the query and the offset only, as rows over offsets, to be spread over the keys once.
+
+    Returns:
+        ``[batch or 1, heads or 1, queries or 1, 2k + 1]`` at the largest horizon of the terms, or None.
+    """
+    rows = None
+    if terms.query is not None:
+        rows = _gated(query @ terms.query.transpose(-1, -2) * scale, gate)
+    if terms.bias is not None:
+        rows = add_tables(rows, _gated(terms.bias[:, None], gate), dim=-1)
+    if terms.native_bias is not None:
+        rows = add_tables(rows, terms.native_bias[:, None], dim=-1)
+    return rows
+
+
+def _gated(scores: Tensor, gate: Tensor | None) -> Tensor:
+    return scores if gate is None else gate * scores
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
@@ -134,7 +143,7 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     return weights.masked_fill(hidden, 0.0)
 
 
-def _per_head(states: Tensor, heads: int) -> Tensor:
+def per_head(states: Tensor, heads: int) -> Tensor:
     """Keys or values with a copy for each of the query heads that share them."""
     groups = heads // states.shape[1]
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)

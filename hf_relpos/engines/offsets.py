@@ -90,12 +90,13 @@ def _shift(layout: Tensor, keys: int) -> Tensor:
 
 def _unshift(pairs: Tensor) -> Tensor:
     """From ``[..., queries, keys]`` to ``[..., queries, queries + keys - 1]`` over offsets, zero where no key is."""
-    *_, queries, keys = pairs.shape
+    *batch, queries, keys = pairs.shape
     if queries == 1:
         return pairs
     width = queries + keys - 1
-    flat = F.pad(pairs, (0, queries - 2)).flatten(-2)
-    return F.pad(flat, (queries - 1, 1)).unflatten(-1, (queries, width))
+    flat = pairs.new_zeros(*batch, queries * width)
+    flat[..., queries - 1 : queries * width - 1].unflatten(-1, (queries, width - 1))[..., :keys] = pairs
+    return flat.unflatten(-1, (queries, width))
 
 
 def _offset_index(queries: int, keys: int, k: int, first: Tensor) -> Tensor:
