@@ -67,7 +67,7 @@ def relpos_attention(
         keeps_bias = position_bias is not None and relpos.config.native != "drop"
         terms = relpos(query, position_bias[0, :, 0] if keeps_bias else None)  # type: ignore[index]
         engine = relpos.config.engine
-        if relpos.config.window is not None:
+        if relpos.config.window is not None and relpos.schemes:
             mask = replace(mask, window=relpos.config.window)
     output, weights = attend(
         query,
@@ -108,15 +108,17 @@ def relpos_mask(
         use_vmap: whether ``mask_function`` can only be evaluated for one pair at a time.
         device: of the queries.
         **kwargs: what other mask functions may use.
+
+    Raises:
+        ValueError: if the padding mask has too few or too many columns.
     """
     if isinstance(attention_mask, AttentionMask):
         return attention_mask
-    if isinstance(q_offset, Tensor):
-        # A static cache advances this very tensor before attention runs.
-        q_offset = q_offset.clone()
+    _check_columns(attention_mask, q_length, q_offset, kv_length, kv_offset)
     mask = AttentionMask(
         query_length=q_length,
         key_length=kv_length,
+        # A new tensor where it is one: a static cache advances its own, in place, before attention runs.
         query_offset=q_offset - kv_offset,
         padding=_padding(attention_mask, kv_length, kv_offset),
     )
@@ -139,6 +141,22 @@ def relpos_mask(
         )
         return replace(mask, dense=dense)
     return replace(mask, pattern=_pattern(mask_function, batch_size, kv_offset))
+
+
+def _check_columns(
+    attention_mask: Tensor | None, q_length: int, q_offset: int | Tensor, kv_length: int, kv_offset: int
+) -> None:
+    """Refuse a 2-D mask that is not as long as the tokens seen so far, or as the whole cache."""
+    if attention_mask is None:
+        return
+    columns, fitting = attention_mask.shape[-1], {kv_offset + kv_length}
+    if isinstance(q_offset, int):
+        fitting.add(q_offset + q_length)
+    if columns > max(fitting) or (isinstance(q_offset, int) and columns not in fitting):
+        raise ValueError(
+            f"The attention mask has {columns} columns, but must have one per token, cached ones included: "
+            f"{' or '.join(map(str, sorted(fitting)))}."
+        )
 
 
 def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:

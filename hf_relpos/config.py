@@ -43,8 +43,8 @@ class RelPosConfig:
     engine: str = "auto"
 
     def __post_init__(self) -> None:
-        schemes = [self.schemes] if isinstance(self.schemes, (str, SchemeConfig)) else list(self.schemes)
-        if not schemes:
+        schemes = [self.schemes] if isinstance(self.schemes, (str, SchemeConfig)) else self.schemes
+        if not isinstance(schemes, Sequence) or not schemes:
             raise self._wrong("schemes", f"at least one scheme: {_scheme_names()} or a scheme config")
         object.__setattr__(self, "schemes", tuple(_scheme(entry) for entry in schemes))
         for name, allowed in (("native", NATIVE), ("gate", GATES), ("engine", ENGINES)):
@@ -53,7 +53,7 @@ class RelPosConfig:
         if self.window is not None and (not _is_int(self.window) or self.window < 1):
             raise self._wrong("window", "None or a whole number of at least 1")
         if self.layers is not None:
-            layers = tuple(self.layers)
+            layers = tuple(self.layers) if isinstance(self.layers, Sequence) else ()
             if not layers or not all(_is_int(layer) and layer >= 0 for layer in layers):
                 raise self._wrong("layers", "None or a list of layer numbers counted from 0")
             object.__setattr__(self, "layers", tuple(sorted(set(layers))))

@@ -60,15 +60,8 @@ class RelPosModelMixin(_Base):
         """Keep our attention, and say so: any other would leave the relative positions out."""
         warn_of_other_attention(attn_implementation)
 
-    # Loading leaves parameters that the checkpoint does not have uninitialised. Transformers then asks, for each
-    # module, the nearest model above it: that is this class for the modules of a head, and the inner model's for the
-    # rest. Both are ours once wired, but an outer model (an encoder-decoder of two models) may ask only the first.
-
-    def initialize_weights(self) -> None:
-        """Initialise what was not loaded: the added parameters first, then all others."""
-        for module in self.modules():
-            _reset(module)
-        super().initialize_weights()
+    # Loading leaves parameters that the checkpoint does not have uninitialised, and asks, for each module, the nearest
+    # model around it to initialise them. All models inside a patched one are patched, so that is always this.
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

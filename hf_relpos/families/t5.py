@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hf_relpos.families.base import Family, NativePositions
@@ -35,6 +36,25 @@ class SharedBiasOverOffsets(BiasOverOffsets):
         return super().forward(hidden_states, *args, position_bias=position_bias, **kwargs)  # type: ignore[misc]
 
 
+class OwnBiasOverOffsets(BiasOverOffsets):
+    """The same where every layer has its own table, and where none has, makes the matrix of zeros itself."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Attention, as UMT5 computes it, told for the while that it has a table: then it asks for the bias."""
+        has_table = self.has_relative_attention_bias
+        self.has_relative_attention_bias = True
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.has_relative_attention_bias = has_table
+
+    def compute_bias(self, query_length: int, key_length: int, device: Any = None, **past: Any) -> Tensor:
+        """The bias over offsets, or a single zero where there is no table."""
+        if "relative_attention_bias" in self._modules:  # type: ignore[attr-defined]
+            return super().compute_bias(query_length, key_length, device, **past)
+        return torch.zeros(1, 1, 1, 1, device=device)
+
+
 def _is_cross_attention(path: str, attention: nn.Module) -> bool:
     return path.endswith("EncDecAttention")
 
@@ -56,4 +76,4 @@ def _t5_like(package: str, prefix: str, override: type) -> Family:
 
 T5 = _t5_like("t5", "T5", SharedBiasOverOffsets)
 MT5 = _t5_like("mt5", "MT5", SharedBiasOverOffsets)
-UMT5 = _t5_like("umt5", "UMT5", BiasOverOffsets)  # every layer has its own table
+UMT5 = _t5_like("umt5", "UMT5", OwnBiasOverOffsets)

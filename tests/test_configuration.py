@@ -1,0 +1,115 @@
+"""The record of all choices: equal after JSON, frozen, and carried by the config of a model."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+
+import pytest
+import tiny
+import transformers
+from tiny import FAMILIES, GATES, NATIVE, SCHEMES, build, choices, patched
+
+import hf_relpos
+from hf_relpos import ClippedBias, RelPosConfig, Shaw, T5Bias, patch_model
+
+EVERYTHING = RelPosConfig(
+    [Shaw(3, rank=2, init="trunc_normal", init_std=0.1), T5Bias(8, 6), ClippedBias(5)],
+    native="drop", gate="token", window=9, layers=(3, 0, 3), share_layers=True, engine="blockwise",
+)  # fmt: skip
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_choices_survive_json(scheme, native, gate):
+    config = choices(scheme, native, gate)
+    again = RelPosConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert hash(again) == hash(config)
+    assert RelPosConfig.of(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_every_choice_survives_json_pickle_and_copies():
+    for again in (
+        RelPosConfig.from_dict(json.loads(json.dumps(EVERYTHING.to_dict()))),
+        pickle.loads(pickle.dumps(EVERYTHING)),
+        copy.deepcopy(EVERYTHING),
+    ):
+        assert again == EVERYTHING
+    assert EVERYTHING.layers == (0, 3)
+    assert EVERYTHING.to_dict()["layers"] == [0, 3]
+    assert EVERYTHING.to_dict()["version"] == hf_relpos.__version__
+
+
+def test_json_names_every_field_of_every_scheme():
+    for scheme, values in zip(EVERYTHING.schemes, EVERYTHING.to_dict()["schemes"], strict=True):
+        assert values["type"] == scheme.name
+        assert set(values) == {"type", *(field.name for field in dataclasses.fields(scheme))}
+    assert set(EVERYTHING.to_dict()) == {"version", *(field.name for field in dataclasses.fields(EVERYTHING))}
+
+
+def test_defaults_are_the_documented_ones():
+    config = RelPosConfig("shaw")
+    assert config.schemes == (Shaw(),)
+    assert (config.native, config.gate, config.engine) == ("gate", "head", "auto")
+    assert (config.window, config.layers, config.share_layers) == (None, None, False)
+    assert Shaw() == Shaw(max_distance=16, key=True, value=True, per_head=False, rank=None, init="zeros", init_std=0.02)
+    assert T5Bias() == T5Bias(num_buckets=32, max_distance=128)
+
+
+@pytest.mark.parametrize("record", [EVERYTHING, Shaw(), T5Bias(), ClippedBias()])
+def test_records_are_frozen(record):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(record, dataclasses.fields(record)[0].name, 1)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", FAMILIES)
+def test_config_of_a_model_carries_the_choices_in_every_stack(family):
+    model = patched(family, "sum", "gate", "token", window=4)
+    wanted = choices("sum", "gate", "token", window=4).to_dict()
+    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel)}
+    assert len(configs) == (3 if family in tiny.ENCODER_DECODERS else 1)
+    for config in configs.values():
+        assert config.relpos == wanted
+        assert config.model_type.startswith("relpos-")
+    assert json.loads(model.config.to_json_string())["relpos"] == wanted
+    assert model.config.to_diff_dict()["relpos"] == wanted
+
+
+def test_config_field_takes_what_patch_model_takes():
+    for relpos in ("shaw", Shaw(3), ["shaw", T5Bias()], RelPosConfig("clipped"), {"schemes": ["t5"]}):
+        config = hf_relpos.RelPosBertConfig(relpos=relpos)
+        assert config.relpos == RelPosConfig.of(relpos).to_dict()
+        config.relpos = relpos
+        assert config.relpos == RelPosConfig.of(relpos).to_dict()
+        assert json.loads(config.to_json_string())["relpos"] == config.relpos
+
+
+def test_users_config_object_is_not_changed_by_the_patch():
+    stored = EVERYTHING.to_dict()
+    relpos = {**stored, "layers": None}
+    before = copy.deepcopy(relpos)
+    patch_model(build("bert"), relpos)
+    assert relpos == before
+
+
+def test_config_class_is_a_subclass_of_the_familys():
+    assert issubclass(hf_relpos.RelPosBertConfig, transformers.BertConfig)
+    assert issubclass(hf_relpos.RelPosBertForMaskedLM, transformers.BertForMaskedLM)
+    assert hf_relpos.RelPosBertForMaskedLM.config_class is hf_relpos.RelPosBertConfig
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_deep_copied_config_makes_an_equal_model(family):
+    model = patched(family, "sum", "gate", "head")
+    config = copy.deepcopy(model.config)
+    assert type(config) is type(model.config)
+    assert config.to_dict() == model.config.to_dict()
+    twin = type(model)(config)
+    twin.load_state_dict(model.state_dict())
+    tiny.assert_close(tiny.logits(twin.eval(), tiny.inputs(family)), tiny.logits(model, tiny.inputs(family)))

@@ -1,0 +1,367 @@
+"""What patch_model and unpatch_model promise: the right function, the same object, the exact way back."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import tiny
+import torch
+import transformers
+from tiny import FAMILIES, GATES, NATIVE, SCHEMES, assert_close, assert_same, build, choices, few, fill, grid, patched
+from torch import nn
+
+import hf_relpos
+from hf_relpos import ClippedBias, RelPosConfig, Shaw, T5Bias, is_patched, patch_model, unpatch_model
+
+
+def check_against_reference(family: str, config: RelPosConfig, **arguments: int) -> None:
+    """Logits of a patched model with large random tables equal those of the slow reference."""
+    model = fill(patch_model(build(family, dtype=torch.float64, **arguments), config))
+    reference = tiny.reference_of(model, build(family, dtype=torch.float64, **arguments), config)
+    batch = tiny.inputs(family)
+    assert_close(tiny.real_logits(model, batch), tiny.real_logits(reference, batch), atol=1e-9)
+
+
+@pytest.mark.core
+@grid()
+def test_patched_model_computes_what_the_slow_reference_computes(family, scheme, native, gate):
+    check_against_reference(family, choices(scheme, native, gate))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scheme", ["shaw-rank", "t5", "sum"])
+def test_shared_layers_compute_what_the_slow_reference_computes(family, scheme):
+    config = choices(scheme, "gate", "token", share_layers=True)
+    check_against_reference(family, config)
+
+
+@pytest.mark.parametrize("share_layers", [False, True])
+@pytest.mark.parametrize("layers", [[0], [1], [0, 2]])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_layers_named_get_relative_positions(family, layers, share_layers):
+    depth = "num_layers" if family in tiny.ENCODER_DECODERS else "num_hidden_layers"
+    config = choices("sum", "keep", "head", layers=layers, share_layers=share_layers)
+    check_against_reference(family, config, **{depth: 3})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_not_named_are_left_as_they_were_by_a_window_too(family):
+    check_against_reference(family, choices("sum", "keep", "head", layers=[1], window=2))
+
+
+@pytest.mark.parametrize("engine", ["eager", "blockwise"])
+@pytest.mark.parametrize("window", [1, 2, 4, 50])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_window_equals_a_dense_reference_mask(family, window, engine):
+    check_against_reference(family, choices("sum", "gate", "token", window=window, engine=engine))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("engine", ["eager", "blockwise"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_engine_gives_the_same_logits_in_a_model(family, engine):
+    check_against_reference(family, choices("sum", "gate", "token", engine=engine))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("native", ["keep", "gate"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fresh_patch_changes_nothing(family, scheme, native, gate):
+    stock, batch = build(family, dtype=torch.float64), tiny.inputs(family)
+    model = patch_model(build(family, dtype=torch.float64), choices(scheme, native, gate))
+    assert_close(tiny.real_logits(model, batch), tiny.real_logits(stock, batch), atol=1e-9)
+
+
+@few()
+def test_every_added_parameter_changes_the_output(family, scheme, native, gate):
+    """A patch that succeeded and does nothing is the worst fault of all."""
+    model, batch = patched(family, scheme, native, gate), tiny.inputs(family)
+    before = tiny.real_logits(model, batch)
+    assert tiny.added(model)
+    for name, parameter in tiny.added(model).items():
+        original = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.add_(torch.randn_like(parameter))
+            after = tiny.real_logits(model, batch)
+            parameter.copy_(original)
+        assert tiny.differ(before, after) > 1e-4, f"{name} has no effect"
+    assert torch.equal(tiny.real_logits(model, batch), before)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_order_of_tokens_is_seen_when_native_positions_are_dropped(family, scheme):
+    model = patched(family, scheme, "drop", "none")
+    batch = tiny.inputs(family, padding=False)
+    moved = {name: value.clone() for name, value in batch.items()}
+    for name in [name for name in moved if name.endswith("input_ids")]:
+        moved[name][:, [1, 4]] = moved[name][:, [4, 1]]
+    assert tiny.differ(tiny.logits(model, batch)[:, -1], tiny.logits(model, moved)[:, -1]) > 1e-3
+
+
+@pytest.mark.core
+@few(*FAMILIES)
+def test_unpatching_restores_the_model_bit_for_bit(family, scheme, native, gate):
+    stock = build(family)
+    stock.config.architectures = [type(stock).__name__]
+    before, batch = tiny.snapshot(stock), tiny.inputs(family)
+    logits = tiny.logits(stock, batch)
+    fill(patch_model(stock, choices(scheme, native, gate)))
+    assert tiny.differ(tiny.logits(stock, batch), logits) > 1e-3
+    assert unpatch_model(stock) is stock
+    assert_same(before, tiny.snapshot(stock))
+    assert torch.equal(tiny.logits(stock, batch), logits)
+    assert not is_patched(stock)
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unpatching_shared_layers_restores_the_model(family, native):
+    stock = build(family)
+    before = tiny.snapshot(stock)
+    unpatch_model(patch_model(stock, choices("sum", native, "token", share_layers=True, layers=[1], window=2)))
+    assert_same(before, tiny.snapshot(stock))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unpatching_gives_back_the_attention_implementation_of_every_stack(family, implementation):
+    model = build(family)
+    model.set_attn_implementation(implementation)
+    before = tiny.snapshot(model)
+    unpatch_model(patch_model(model, "shaw"))
+    assert_same(before, tiny.snapshot(model))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unpatching_after_training_keeps_the_trained_pretrained_weights(family, native):
+    stock = build(family)
+    names, original = list(stock.state_dict()), copy.deepcopy(stock.state_dict())
+    model = patched(family, "sum", native, "head")
+    tiny.train(model, family)
+    trained = copy.deepcopy(model.state_dict())
+    unpatch_model(model)
+    assert list(model.state_dict()) == names
+    moved = 0
+    for name, tensor in model.state_dict().items():
+        # A dropped table was no parameter, so it comes back as it was pretrained.
+        assert torch.equal(tensor, trained.get(name, original[name])), name
+        moved += not torch.equal(tensor, original[name])
+    assert moved > len(names) / 2
+    stock.load_state_dict(model.state_dict())
+    batch = tiny.inputs(family)
+    assert torch.equal(tiny.logits(model, batch), tiny.logits(stock, batch))
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unpatching_after_a_change_of_dtype_gives_one_dtype(family, native):
+    model = unpatch_model(patched(family, "sum", native, "token").to(torch.bfloat16))
+    stock = build(family).to(torch.bfloat16)
+    for name, tensor in stock.state_dict().items():
+        assert model.state_dict()[name].dtype == torch.bfloat16, name
+        assert torch.equal(model.state_dict()[name], tensor), name
+    batch = tiny.inputs(family)
+    assert torch.equal(tiny.logits(model, batch), tiny.logits(stock, batch))
+
+
+def test_patching_again_after_unpatching_acts_like_the_first_patch():
+    model = build("bert")
+    for _ in range(2):
+        fill(patch_model(model, choices("sum")))
+        first = tiny.logits(model, tiny.inputs("bert"))
+        assert torch.equal(first, tiny.logits(patched("bert", "sum"), tiny.inputs("bert")))
+        unpatch_model(model)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_model_of_the_same_class_is_never_affected(family, native):
+    """Not one made before the patch, not one made after it, and not its config."""
+    earlier, batch = build(family), tiny.inputs(family)
+    before, logits = tiny.snapshot(earlier), tiny.logits(earlier, batch)
+    model = patched(family, "sum", native, "token", share_layers=True)
+    later = build(family)
+    for other in (earlier, later):
+        assert_same(before, tiny.snapshot(other))
+        assert torch.equal(tiny.logits(other, batch), logits)
+        assert not is_patched(other)
+    unpatch_model(model)
+    assert_same(before, tiny.snapshot(earlier))
+    assert nn.Embedding.forward is torch.nn.modules.sparse.Embedding.forward
+    assert type(earlier.get_input_embeddings()) is nn.Embedding
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patching_keeps_the_object_its_class_as_a_base_and_its_parameters(family):
+    model = build(family)
+    base, state, config = type(model), dict(model.named_parameters()), model.config
+    assert patch_model(model, Shaw(4)) is model
+    assert type(model).__name__ == f"RelPos{base.__name__}"
+    assert isinstance(model, base)
+    assert model.config is config
+    assert type(config).__name__ == f"RelPos{base.config_class.__name__}"
+    assert config.model_type == f"relpos-{base.config_class.model_type}"
+    assert config.relpos["schemes"][0]["max_distance"] == 4
+    assert config.relpos["version"] == hf_relpos.__version__
+    now = dict(model.named_parameters())
+    for name, parameter in state.items():
+        assert now[name] is parameter
+    assert {name for name in now if name not in state} == {name for name in now if "relpos" in name}
+    assert is_patched(model)
+    assert "relpos" in repr(model)
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_added_parameters_take_over_the_dtype_and_mode_and_are_trainable(family, native):
+    model = build(family, dtype=torch.bfloat16).train()
+    patch_model(model, choices("sum", native, "token"))
+    for name, parameter in tiny.added(model).items():
+        assert parameter.dtype == torch.bfloat16, name
+        assert parameter.requires_grad, name
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropped_tables_are_gone_from_the_parameters_and_kept_ones_keep_their_name(family, native, gate):
+    table = {"gpt2": "wpe.weight", "bert": "position_embeddings.weight", "bert-decoder": "position_embeddings.weight"}
+    table = table.get(family, "relative_attention_bias.weight")
+    stock = [name for name in build(family).state_dict() if name.endswith(table)]
+    model = patched(family, "shaw", native, gate)
+    assert stock
+    now = [name for name in model.state_dict() if name.endswith(table)]
+    assert now == ([] if native == "drop" else stock)
+    assert model.config.relpos["native"] == native
+
+
+@few()
+def test_deep_copy_answers_with_its_own_weights(family, scheme, native, gate):
+    model, batch = patched(family, scheme, native, gate), tiny.inputs(family)
+    before = tiny.logits(model, batch)
+    twin = copy.deepcopy(model)
+    assert type(twin) is type(model)
+    assert torch.equal(tiny.logits(twin, batch), before)
+    fill(model, seed=7)
+    assert torch.equal(tiny.logits(twin, batch), before)
+    assert tiny.differ(tiny.logits(model, batch), before) > 1e-3
+    fill(twin, seed=7)
+    assert torch.equal(tiny.logits(twin, batch), tiny.logits(model, batch))
+
+
+@pytest.mark.parametrize("share_layers", [False, True])
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pickle_gives_an_equal_model_that_can_be_unpatched(family, native, share_layers):
+    model, batch = patched(family, "sum", native, "token", share_layers=share_layers), tiny.inputs(family)
+    twin = pickle.loads(pickle.dumps(model))
+    assert type(twin) is type(model)
+    assert torch.equal(tiny.logits(twin, batch), tiny.logits(model, batch))
+    fill(model, seed=7)
+    fill(twin, seed=7)
+    assert torch.equal(tiny.logits(twin, batch), tiny.logits(model, batch))
+    unpatch_model(twin)
+    assert torch.equal(tiny.logits(twin, batch), tiny.logits(build(family), batch))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_layers_stay_shared_after_a_deep_copy_and_a_change_of_dtype(family):
+    model = patched(family, "sum", "gate", "head", share_layers=True)
+    stacks = 2 if family in tiny.ENCODER_DECODERS else 1
+    single = patched(family, "sum", "gate", "head")
+    assert len([n for n in tiny.added(model) if "bucket_table" in n]) == stacks
+    assert len([n for n in tiny.added(single) if "bucket_table" in n]) == stacks * tiny.LAYERS
+    for other in (copy.deepcopy(model), copy.deepcopy(model).to(torch.bfloat16), model.to(torch.float64)):
+        assert len([n for n in tiny.added(other) if "bucket_table" in n]) == stacks
+        # Every layer of a stack asks the one that is shared.
+        calls = []
+        for name, module in other.named_modules():
+            if name.endswith("relpos"):
+                module.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        tiny.logits(other, tiny.inputs(family))
+        assert len(calls) == stacks * tiny.LAYERS
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", {"": "sdpa"}])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_set_attn_implementation_cannot_switch_relative_positions_off(family, implementation):
+    model, batch = patched(family, "sum", "gate", "token"), tiny.inputs(family)
+    before = tiny.logits(model, batch)
+    model.set_attn_implementation(implementation)
+    assert torch.equal(tiny.logits(model, batch), before)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_set_attn_implementation_on_an_inner_model_cannot_switch_relative_positions_off(family, implementation):
+    model, batch = patched(family, "sum", "gate", "token"), tiny.inputs(family)
+    before = tiny.logits(model, batch)
+    inner = [module for _, module in model.named_modules() if isinstance(module, transformers.PreTrainedModel)]
+    assert len(inner) > 1
+    for module in inner[1:]:
+        module.set_attn_implementation(implementation)
+        assert torch.equal(tiny.logits(model, batch), before), type(module).__name__
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patching_a_model_of_any_attention_implementation_gives_the_same_logits(family, implementation):
+    model = build(family)
+    model.set_attn_implementation(implementation)
+    fill(patch_model(model, choices("sum")))
+    batch = tiny.inputs(family)
+    assert torch.equal(tiny.logits(model, batch), tiny.logits(patched(family, "sum"), batch))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_assigning_the_config_field_cannot_switch_relative_positions_off(implementation):
+    model, batch = patched("bert", "sum"), tiny.inputs("bert")
+    before = tiny.logits(model, batch)
+    model.config._attn_implementation = implementation
+    assert torch.equal(tiny.logits(model, batch), before)
+
+
+@pytest.mark.core
+@few()
+def test_bfloat16_is_close_to_float32(family, scheme, native, gate):
+    """Twice the error of the stock model in bfloat16 at most, both measured against float32."""
+    model, batch = patched(family, scheme, native, gate), tiny.inputs(family)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    exact = tiny.real_logits(model, batch)
+    low = tiny.real_logits(copy.deepcopy(model).to(torch.bfloat16), batch)
+    assert low.dtype == torch.bfloat16
+    stock = build(family)
+    stock_exact = tiny.real_logits(stock, batch)
+    stock_low = tiny.real_logits(copy.deepcopy(stock).to(torch.bfloat16), batch)
+    error = ((low.float() - exact).norm() / exact.norm()).item()
+    stock_error = ((stock_low.float() - stock_exact).norm() / stock_exact.norm()).item()
+    assert error < 2 * stock_error + 0.02
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_autocast_runs_and_is_close(family):
+    model, batch = patched(family, "sum", "gate", "token"), tiny.inputs(family)
+    exact = tiny.real_logits(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = tiny.real_logits(model, batch).float()
+    assert ((low - exact).norm() / exact.norm()).item() < 0.1
+
+
+@pytest.mark.parametrize("relpos", ["shaw", "t5", "clipped", Shaw(3), T5Bias(), ClippedBias(8), ["shaw", T5Bias()],
+                                    RelPosConfig("shaw"), {"schemes": [{"type": "shaw"}]}])  # fmt: skip
+def test_every_shorthand_for_the_choices_is_taken(relpos):
+    model = patch_model(build("bert"), relpos)
+    assert model.config.relpos == RelPosConfig.of(relpos).to_dict()
+    assert tiny.added(model)
