@@ -13,6 +13,8 @@ from hf_relpos.families.base import Family, NativePositions
 class BiasOverOffsets:
     """Computes the native bias once per offset instead of once per pair of positions."""
 
+    has_relative_attention_bias: bool
+
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, **past: Any) -> Tensor:
         """The bias ``[1, heads, 1, 2k + 1]`` over the offsets ``-k .. k``, with ``k`` the largest bucketed distance.
 
@@ -31,7 +33,7 @@ class SharedBiasOverOffsets(BiasOverOffsets):
 
     def forward(self, hidden_states: Tensor, *args: Any, position_bias: Tensor | None = None, **kwargs: Any) -> Any:
         """Attention, as T5 computes it."""
-        if position_bias is None and not self.has_relative_attention_bias:  # type: ignore[attr-defined]
+        if position_bias is None and not self.has_relative_attention_bias:
             position_bias = hidden_states.new_zeros(1, 1, 1, 1)
         return super().forward(hidden_states, *args, position_bias=position_bias, **kwargs)  # type: ignore[misc]
 
