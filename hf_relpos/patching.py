@@ -49,7 +49,7 @@ def patch_model(model: Model, relpos: RelPosLike) -> Model:
     config = RelPosConfig.of(relpos)
     wiring.attach(model, family, config, patched_class, keep_dropped=True)
     for model_config in _configs(model, family.config_class):
-        model_config.__class__ = CONFIGS[family.config_class]
+        _swap_config(model_config, CONFIGS[family.config_class])
         model_config.relpos = config
     _warn_short_clip(config, family.trained_length(model.config))
     return model
@@ -75,7 +75,7 @@ def unpatch_model(model: Model) -> Model:
     family = model.relpos_family
     wiring.detach(model, family)
     for config in _configs(model, CONFIGS[family.config_class]):
-        config.__class__ = family.config_class
+        _swap_config(config, family.config_class)
         del config.relpos
         if config.architectures:
             config.architectures = [name.removeprefix(CLASS_PREFIX) for name in config.architectures]
@@ -232,6 +232,12 @@ def _configs(model: PreTrainedModel, config_class: type) -> list[Any]:
         config = getattr(module, "config", None)
         found[id(config)] = config
     return [config for config in found.values() if type(config) is config_class]
+
+
+def _swap_config(config: Any, config_class: type) -> None:
+    """Give a config another class, and with it that class's model type, which a loaded config also holds itself."""
+    config.__class__ = config_class
+    config.__dict__.pop("model_type", None)
 
 
 def _native_in_words(native: str, trained_length: int | None) -> str:

@@ -113,3 +113,16 @@ def test_deep_copied_config_makes_an_equal_model(family):
     twin = type(model)(config)
     twin.load_state_dict(model.state_dict())
     tiny.assert_close(tiny.logits(twin.eval(), tiny.inputs(family)), tiny.logits(model, tiny.inputs(family)))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", FAMILIES)
+def test_model_type_follows_the_class_also_in_a_loaded_config(family, tmp_path):
+    """A loaded config holds its model type itself, besides its class."""
+    plain, model = build(family), patched(family)
+    plain.save_pretrained(tmp_path / "plain")
+    model.save_pretrained(tmp_path / "patched")
+    loaded = patch_model(type(plain).from_pretrained(tmp_path / "plain"), "shaw")
+    again = hf_relpos.unpatch_model(type(model).from_pretrained(tmp_path / "patched"))
+    assert loaded.config.model_type == type(model.config).model_type == f"relpos-{type(plain.config).model_type}"
+    assert again.config.model_type == type(plain.config).model_type
