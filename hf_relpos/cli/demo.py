@@ -46,8 +46,8 @@ def run_demo(args: argparse.Namespace) -> None:
     relpos = _relpos_config(args)
     output = Path(args.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    source = args.model or str(texts.embedded_model_folder())
     news = _load_texts(args, output)
+    source = args.model or str(texts.embedded_model_folder())
     settings = Settings(
         seed=args.seed,
         max_steps=args.max_steps,

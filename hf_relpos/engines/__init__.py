@@ -69,9 +69,10 @@ def attend(
     mask.check(query.shape, key.shape)
     if terms.is_empty and not weights:
         return plain.attend(query, key, value, mask, scale=scale, dropout=dropout)
-    name = "eager" if weights else choose(engine, query, key, value, terms, mask, dropout)
-    output, all_weights = ENGINES[name](query, key, value, terms, mask, scale=scale, dropout=dropout)
-    return output, all_weights if weights else None
+    if weights:
+        return eager.attend(query, key, value, terms, mask, scale=scale, dropout=dropout, weights=True)
+    name = choose(engine, query, key, value, terms, mask, dropout)
+    return ENGINES[name](query, key, value, terms, mask, scale=scale, dropout=dropout)
 
 
 def choose(

@@ -113,7 +113,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention with relative terms, for all that :func:`refuses` does not refuse.
 
-    Shapes, dtypes and result are those of :func:`hf_relpos.engines.eager.attend`; no weights are returned. ``block`` is
+    Shapes, dtypes and result are those of :func:`hf_relpos.engines.eager.attend`, without weights. ``block`` is
     the number of queries in a block; None takes the one found fastest for the length.
     """
     out_dtype = query.dtype
@@ -123,7 +123,7 @@ def attend(
         terms = terms.to(dtype)
         batch, heads, queries, _ = query.shape
         gate = None if terms.gate is None else terms.gate.unsqueeze(-1)
-        rows = eager.score_rows(query, terms, gate, scale)
+        rows = eager.score_rows(query * scale, terms, gate)
         k = max(1, 0 if rows is None else horizon(rows, -1), 0 if terms.value is None else horizon(terms.value))
         rows = query.new_zeros(1, 1, 1, 2 * k + 1) if rows is None else widen(rows, k, dim=-1)
         rows = rows.expand(batch, heads, queries, -1)

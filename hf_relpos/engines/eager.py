@@ -23,7 +23,8 @@ def attend(
     *,
     scale: float,
     dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+    weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """Attention with relative terms, all pairs at once. Time and memory grow with queries x keys.
 
     Args:
@@ -34,13 +35,15 @@ def attend(
         mask: who may attend to whom; a query that sees no key gets a zero output and no gradient.
         scale: factor of the scores' dot products.
         dropout: probability with which a weight is dropped.
+        weights: whether the weights are wanted.
 
     Returns:
-        The output ``[batch, heads, queries, value_dim]`` and the weights ``[batch, heads, queries, keys]``, both in
-        the dtype of ``query``. float16 and bfloat16 are computed in float32.
+        The output ``[batch, heads, queries, value_dim]`` and the weights before dropout ``[batch, heads, queries,
+        keys]`` or None, both in the dtype of ``query``. float16 and bfloat16 are computed in float32.
     """
+    queries, keys = slice(0, query.shape[2]), slice(0, key.shape[2])
     return attend_block(
-        query, key, value, terms, mask, slice(0, query.shape[2]), slice(0, key.shape[2]), scale=scale, dropout=dropout
+        query, key, value, terms, mask, queries, keys, scale=scale, dropout=dropout, return_weights=weights
     )
 
 
@@ -55,7 +58,8 @@ def attend_block(
     *,
     scale: float,
     dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+    return_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """The same for one block: ``query`` holds the mask's ``queries``, ``key`` and ``value`` its ``keys``."""
     out_dtype = query.dtype
     dtype = torch.promote_types(out_dtype, torch.float32)
@@ -65,21 +69,30 @@ def attend_block(
         first = mask.query_offset + queries.start - keys.start
         gate = None if terms.gate is None else terms.gate[..., queries, None]
 
-        scores = query @ key.transpose(-1, -2) * scale
+        query = query * scale
+        scores = query @ key.transpose(-1, -2)
         relative = relative_scores(query, key, terms, gate, first, scale)
         if relative is not None:
             scores = scores + relative
         added = mask.added(queries, keys)
         if added is not None:
             scores = scores + added.to(dtype)
-        weights = masked_softmax(scores, mask.allowed(queries, keys, query.device))
+        allowed = mask.allowed(queries, keys, query.device)
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, torch.finfo(dtype).min)
+        weights = scores.softmax(-1)
         kept = F.dropout(weights, dropout) if dropout > 0 else weights
 
         output = kept @ value
         if terms.value is not None:
             mixed = collect(kept, horizon(terms.value), first) @ terms.value
             output = output + (mixed if gate is None else gate * mixed)
-    return output.to(out_dtype), weights.to(out_dtype)
+        if allowed is not None:
+            # The softmax of a query that sees no key is made of nothing.
+            blind = ~allowed.any(-1, keepdim=True)
+            output = output.masked_fill(blind, 0.0)
+            weights = weights.masked_fill(blind, 0.0) if return_weights else weights
+    return output.to(out_dtype), weights.to(out_dtype) if return_weights else None
 
 
 def relative_scores(
@@ -88,14 +101,14 @@ def relative_scores(
     """What the terms add to the scores ``[batch, heads, queries, keys]`` (broadcastable), or None.
 
     Args:
-        query: ``[batch, heads, queries, head_dim]``.
+        query: ``[batch, heads, queries, head_dim]``, times the scale.
         key: ``[batch, heads, keys, head_dim]``.
         terms: in the dtype of the query.
         gate: ``[batch or 1, heads, queries, 1]`` or None.
         first: position of the first query minus position of the first key.
-        scale: factor of the dot products.
+        scale: factor of the dot products, for the term on the key.
     """
-    rows = score_rows(query, terms, gate, scale)
+    rows = score_rows(query, terms, gate)
     total = None
     if rows is not None:
         rows = rows.expand(*rows.shape[:-2], query.shape[2], rows.shape[-1])
@@ -114,15 +127,17 @@ def relative_scores(
     return total
 
 
-def score_rows(query: Tensor, terms: RelativeTerms, gate: Tensor | None, scale: float) -> Tensor | None:
+def score_rows(query: Tensor, terms: RelativeTerms, gate: Tensor | None) -> Tensor | None:
     """All that depends on the query and the offset only, as rows over offsets, to be spread over the keys once.
+
+    The query comes times the scale.
 
     Returns:
         ``[batch or 1, heads or 1, queries or 1, 2k + 1]`` at the largest horizon of the terms, or None.
     """
     rows = None
     if terms.query is not None:
-        rows = _gated(query @ terms.query.transpose(-1, -2) * scale, gate)
+        rows = _gated(query @ terms.query.transpose(-1, -2), gate)
     if terms.bias is not None:
         rows = add_tables(rows, _gated(terms.bias[:, None], gate), dim=-1)
     if terms.native_bias is not None:
@@ -132,15 +147,6 @@ def score_rows(query: Tensor, terms: RelativeTerms, gate: Tensor | None, scale: 
 
 def _gated(scores: Tensor, gate: Tensor | None) -> Tensor:
     return scores if gate is None else gate * scores
-
-
-def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """The softmax over the keys that may be seen; all zeros, with no gradient, where none may."""
-    if allowed is None:
-        return scores.softmax(-1)
-    hidden = ~allowed
-    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
-    return weights.masked_fill(hidden, 0.0)
 
 
 def per_head(states: Tensor, heads: int) -> Tensor:
