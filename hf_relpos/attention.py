@@ -12,8 +12,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, causal_mask_function
 
 from hf_relpos import compat
-from hf_relpos.configuration import ATTENTION_NAME
+from hf_relpos.configuration import ATTENTION_NAME, CLASS_PREFIX, RelPosConfigMixin
 from hf_relpos.engines import attend
+from hf_relpos.errors import PatchStateError
 from hf_relpos.layer import RelPosLayer
 from hf_relpos.masks import AttentionMask, Pattern
 from hf_relpos.terms import RelativeTerms
@@ -27,6 +28,12 @@ def relpos_of(attention: nn.Module) -> RelPosLayer | None:
     """The relative positions an attention module uses, its own or its stack's; None if it has none."""
     own = attention._modules.get("relpos")
     if own is None and SHARED_FROM in attention.__dict__:
+        if getattr(attention, "_is_replica", False):
+            raise RuntimeError(
+                "torch.nn.DataParallel cannot run a model patched with share_layers=True: its copies of the layers"
+                " would all use the first device's tables. Use DistributedDataParallel (torchrun, accelerate launch),"
+                " or patch without share_layers."
+            )
         own = attention.__dict__[SHARED_FROM][0].relpos
     return own  # type: ignore[return-value]
 
@@ -62,7 +69,11 @@ def relpos_attention(
     relpos = relpos_of(module)
     mask = _as_mask(attention_mask, module, query, key)
     if relpos is None:
+        _refuse_unpatched(module)
         terms, engine = RelativeTerms(), "auto"
+        if position_bias is not None and position_bias.numel() > 1:
+            # A T5 that is not patched, with our attention by its own choice: its bias is one number per pair.
+            mask = mask.with_added(position_bias)
     else:
         keeps_bias = position_bias is not None and relpos.config.native != "drop"
         terms = relpos(query, position_bias[0, :, 0] if keeps_bias else None)  # type: ignore[index]
@@ -149,13 +160,31 @@ def _check_columns(
     """Refuse a 2-D mask that is not as long as the tokens seen so far, or as the whole cache."""
     if attention_mask is None:
         return
-    columns, fitting = attention_mask.shape[-1], {kv_offset + kv_length}
-    if isinstance(q_offset, int):
-        fitting.add(q_offset + q_length)
-    if columns > max(fitting) or (isinstance(q_offset, int) and columns not in fitting):
+    if attention_mask.ndim != 2:
         raise ValueError(
-            f"The attention mask has {columns} columns, but must have one per token, cached ones included: "
-            f"{' or '.join(map(str, sorted(fitting)))}."
+            f"The attention mask has shape {list(attention_mask.shape)}, but must be [batch, tokens], cached tokens "
+            "included, or [batch or 1, heads or 1, queries, keys]."
+        )
+    columns, cache, seen = attention_mask.shape[-1], kv_offset + kv_length, q_offset + q_length
+    # Where the position is only known on the device, any part of a cache may have been seen.
+    fits = columns in (cache, seen) if isinstance(seen, int) else columns <= cache
+    if not fits:
+        raise ValueError(
+            f"The attention mask has {columns} columns, but must have one per token, cached ones included: {cache}."
+        )
+
+
+def _refuse_unpatched(module: nn.Module) -> None:
+    """Refuse self-attention that has a patched model's config, and no relative positions: they were lost on the way."""
+    config = getattr(module, "config", None)
+    if not isinstance(config, RelPosConfigMixin):
+        return
+    family = config.relpos_family
+    if type(module) is getattr(family.modeling, family.attention) and not family.is_cross_attention("", module):
+        raise PatchStateError(
+            f"A {type(module).__name__} with a {type(config).__name__} has no relative positions: its model was built "
+            "by a class that knows nothing of them. Load it through an Auto class, or a "
+            f"{CLASS_PREFIX}... class of hf_relpos."
         )
 
 

@@ -85,7 +85,7 @@ class RelPosConfig:
         if isinstance(relpos, (str, SchemeConfig, list, tuple)):
             return cls(schemes=relpos)
         raise wrong_value(
-            "patch_model", "relpos", relpos, f"a RelPosConfig, a scheme config, or a scheme's name ({_scheme_names()})"
+            "RelPosConfig", "relpos", relpos, f"a RelPosConfig, a scheme config, or a scheme's name ({_scheme_names()})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,7 +106,9 @@ class RelPosConfig:
         given = dict(values)
         version = given.pop("version", None)
         _refuse_unknown("RelPosConfig", given, [field.name for field in fields(cls)], version)
-        given["schemes"] = [_scheme(entry, version) for entry in given.get("schemes", ())]
+        schemes = given.get("schemes")
+        if isinstance(schemes, (list, tuple)):
+            given["schemes"] = [_scheme(entry, version) for entry in schemes]
         return cls(**given)
 
 

@@ -70,6 +70,14 @@ class AttentionMask:
             query_offset=offset.to(device) if isinstance(offset, Tensor) else offset,
         )
 
+    def with_added(self, scores: Tensor) -> AttentionMask:
+        """This mask, and numbers ``[batch or 1, heads or 1, queries, keys]`` to be added to the scores."""
+        if self.dense is None:
+            return replace(self, dense=scores)
+        if self.dense.dtype == torch.bool:
+            return replace(self, dense=torch.where(self.dense, scores, torch.finfo(scores.dtype).min))
+        return replace(self, dense=self.dense + scores)
+
     @property
     def is_plain_causal(self) -> bool:
         """Whether this is causality among equally many queries and keys, and nothing else."""

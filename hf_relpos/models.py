@@ -51,6 +51,7 @@ class RelPosModelMixin(_Base):
         """Save the model as every model is saved, with a model card where the folder has none."""
         from hf_relpos.cards import write_model_card
 
+        wiring.check_config(self)
         directory = Path(save_directory)
         if kwargs.get("is_main_process", True) and not directory.is_file() and not (directory / "README.md").exists():
             write_model_card(self, directory, trained=None)
@@ -70,6 +71,13 @@ class RelPosModelMixin(_Base):
     def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
         """A plain checkpoint has none of the added parameters: that is no loss. Having only some of them is one."""
         super()._adjust_missing_and_unexpected_keys(loading_info)
+        strange = sorted(key for key in loading_info.unexpected_keys if "relpos" in key)
+        if strange:
+            raise PatchStateError(
+                f"The checkpoint was made with other relative positions than {type(self).__name__} was asked for: it "
+                f"has {strange[0]!r}, for which {RelPosConfig.of(self.config.relpos)} has no place. Load it without "
+                "`relpos=...`; to change its relative positions, unpatch_model it and patch it again."
+            )
         added = {name for name, _ in self.named_parameters() if "relpos" in name}
         if added <= set(loading_info.missing_keys):
             loading_info.missing_keys = set(loading_info.missing_keys) - added

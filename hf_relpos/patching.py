@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,7 +13,7 @@ from transformers.utils import logging
 
 from hf_relpos import wiring
 from hf_relpos.config import RelPosConfig, RelPosLike
-from hf_relpos.configuration import CLASS_PREFIX, CONFIGS
+from hf_relpos.configuration import ATTENTION_NAME, CLASS_PREFIX, CONFIGS
 from hf_relpos.errors import PatchStateError, UnsupportedModelError
 from hf_relpos.families import FAMILIES, Family
 from hf_relpos.layer import RelPosLayer
@@ -48,7 +50,7 @@ def patch_model(model: Model, relpos: RelPosLike) -> Model:
     family = _patchable(model)
     config = RelPosConfig.of(relpos)
     wiring.attach(model, family, config, patched_class, keep_dropped=True)
-    for model_config in _configs(model, family.config_class):
+    for model_config in _own_configs(model, family.config_class):
         _swap_config(model_config, CONFIGS[family.config_class])
         model_config.relpos = config
     _warn_short_clip(config, family.trained_length(model.config))
@@ -73,10 +75,13 @@ def unpatch_model(model: Model) -> Model:
     if not isinstance(model, RelPosModelMixin):
         raise PatchStateError(f"{type(model).__name__} is not patched. " + _hint(model))
     family = model.relpos_family
+    _refuse_hooked(model, "Unpatch")
     wiring.detach(model, family)
-    for config in _configs(model, CONFIGS[family.config_class]):
+    for config in _own_configs(model, CONFIGS[family.config_class]):
         _swap_config(config, family.config_class)
         del config.relpos
+        if config._attn_implementation == ATTENTION_NAME:  # of a model that was loaded, and never had another
+            config._attn_implementation = model.get_correct_attn_implementation(None)
         if config.architectures:
             config.architectures = [name.removeprefix(CLASS_PREFIX) for name in config.architectures]
     return model
@@ -141,7 +146,7 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
     if not isinstance(model, RelPosModelMixin):
         raise PatchStateError(f"{type(model).__name__} is not patched, so there is nothing to report. " + _hint(model))
     family = model.relpos_family
-    config = RelPosConfig.of(model.config.relpos)
+    config = wiring.check_config(model)
     parameters = dict(model.named_parameters())
     layers = {}
     for stack in wiring.stacks_of(model, family):
@@ -182,16 +187,25 @@ def _patchable(model: Any) -> Family:
             f"{type(model).__name__} has parameters that are not in memory (offloaded, or on the meta device). Patch "
             "it before dispatching it, or load it with its RelPos class: from_pretrained(..., relpos=...)."
         )
-    # A hook that replaced `forward` on an object keeps calling the forward of the class it had.
-    hooked = [
-        path for path, module in model.named_modules() if "forward" in vars(module) and patched_class(type(module))
-    ]
-    if hooked:
+    family = MODELS[type(model)].relpos_family
+    if type(model.config) is not family.config_class:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has its forward replaced at {hooked[0] or 'the model itself'!r} (by "
-            "accelerator.prepare, a device map, or a tool like them). Patch the model first."
+            f"{type(model).__name__} has a {type(model.config).__name__} for its config, but must have a "
+            f"{family.config_class.__name__} itself: a patched model is saved with a config class of its own."
         )
-    return MODELS[type(model)].relpos_family
+    _refuse_hooked(model, "Patch")
+    return family
+
+
+def _refuse_hooked(model: PreTrainedModel, verb: str) -> None:
+    """Refuse a module whose `forward` was replaced on the object: it would keep calling the one of its old class."""
+    for path, module in model.named_modules():
+        changes = patched_class(type(module)) is not None or hasattr(type(module), "relpos_original")
+        if changes and "forward" in vars(module):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has its forward replaced at {path or 'the model itself'!r} (by "
+                f"accelerator.prepare, a device map, offloading, or a tool like them). {verb} the model first."
+            )
 
 
 def _wrapper(model: Any) -> str | None:
@@ -225,13 +239,37 @@ def _hint(model: Any) -> str:
     return "It contains models to call this on, one by one: " + ", ".join(f"model.{path}" for path in outermost) + "."
 
 
-def _configs(model: PreTrainedModel, config_class: type) -> list[Any]:
-    """Every config object of a class that a module of the model holds, once each."""
-    found = {id(model.config): model.config}
+def _own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:
+    """Every config object of a class that the model's modules hold, once each, and nobody else's.
+
+    A config may serve another model as well. Then this model gets a copy, and the other one stays as it is. A config
+    that only an outer config holds (that of an encoder-decoder) is the same object still: the outer one follows.
+    """
+    holders: dict[int, list[nn.Module]] = {}
+    configs: dict[int, Any] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        found[id(config)] = config
-    return [config for config in found.values() if type(config) is config_class]
+        if type(config) is config_class:
+            holders.setdefault(id(config), []).append(module)
+            configs[id(config)] = config
+    own = []
+    for key, config in configs.items():
+        if _held_elsewhere(config, model):
+            config = copy.deepcopy(config)
+            for module in holders[key]:
+                module.config = config
+        own.append(config)
+    return own
+
+
+def _held_elsewhere(config: Any, model: PreTrainedModel) -> bool:
+    """Whether a module outside the model holds this config object."""
+    inside = {id(vars(module)) for module in model.modules()}
+    for holder in gc.get_referrers(config):
+        attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        if "_modules" in attributes and "_parameters" in attributes and id(attributes) not in inside:
+            return True
+    return False
 
 
 def _swap_config(config: Any, config_class: type) -> None:

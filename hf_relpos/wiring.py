@@ -82,6 +82,22 @@ def attach(
             module.__class__ = new_class
 
 
+def check_config(model: PreTrainedModel) -> RelPosConfig:
+    """The choices a patched model runs with.
+
+    Raises:
+        PatchStateError: if its config says something else, because it was edited after the model was patched.
+    """
+    config = RelPosConfig.of(model.config.relpos)
+    for module in model.modules():
+        if isinstance(module, RelPosLayer) and module.config != config:
+            raise PatchStateError(
+                f"The config of {type(model).__name__} says {config}, but the model runs with {module.config}: the "
+                "config was edited after the model was patched. Call unpatch_model and patch_model instead."
+            )
+    return config
+
+
 def detach(model: PreTrainedModel, family: Family) -> None:
     """Undo :func:`attach`. All checks come before the first change.
 
@@ -92,6 +108,12 @@ def detach(model: PreTrainedModel, family: Family) -> None:
         raise PatchStateError(
             f"{type(model).__name__} cannot be unpatched: its native positions were dropped, and it was not made by "
             "patch_model from a model that had them. Load the original checkpoint instead."
+        )
+    wrapped = [path for path, module in model.named_modules() if not _is_ours(module._modules.get("relpos"))]
+    if wrapped:
+        raise PatchStateError(
+            f"{type(model).__name__} cannot be unpatched: its relative positions are wrapped (by an adapter, at "
+            f"{wrapped[0]!r}). Merge or unload the adapter first."
         )
     for module in list(model.modules()):
         if isinstance(module._modules.get("relpos"), RelPosLayer):
@@ -107,6 +129,10 @@ def detach(model: PreTrainedModel, family: Family) -> None:
         original = getattr(type(module), "relpos_original", None)
         if original is not None:
             module.__class__ = original
+
+
+def _is_ours(child: nn.Module | None) -> bool:
+    return child is None or isinstance(child, RelPosLayer)
 
 
 def _check_layers(model: PreTrainedModel, family: Family, config: RelPosConfig, stacks: list[Stack]) -> None:
@@ -151,8 +177,12 @@ def _build_layer(attention: nn.Module, family: Family, config: RelPosConfig, act
 
 
 def _like(module: nn.Module) -> torch.Tensor:
-    """A parameter whose device and dtype new parameters of a module take; quantised weights are passed over."""
-    return next(parameter for parameter in module.parameters() if parameter.is_floating_point())
+    """A tensor whose device and dtype new parameters of a module take; quantised weights are passed over."""
+    parameters = list(module.parameters())
+    for parameter in parameters:
+        if parameter.is_floating_point():
+            return parameter
+    return torch.empty(0, device=parameters[0].device)
 
 
 def _native_tables(model: PreTrainedModel, family: Family) -> Iterator[tuple[nn.Module, nn.Embedding]]:

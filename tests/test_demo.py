@@ -436,7 +436,7 @@ class TestReloadCheck:
         logits = training.predict_logits(model, tokenizer, self.TEXTS, 8, 2)
         self.check(tmp_path, logits)
         with torch.no_grad():
-            next(p for n, p in model.named_parameters() if "relpos.schemes" in n).add_(1.0)
+            next(p for n, p in model.named_parameters() if "relpos.schemes" in n).mul_(2.0)
         model.save_pretrained(tmp_path)
         with pytest.raises(CheckFailed, match="does not predict what the trained one predicted"):
             self.check(tmp_path, logits)

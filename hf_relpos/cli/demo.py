@@ -42,12 +42,16 @@ def run_demo(args: argparse.Namespace) -> None:
         CheckFailed: If a fresh patch changes the model, or if the reloaded model predicts anything else.
     """
     started = time.perf_counter()
+    _check_files(args)
     plots = _plots()
     relpos = _relpos_config(args)
     output = Path(args.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
-    news = _load_texts(args, output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--output-dir {output} cannot be made: {error}. Give a folder that can.") from error
     source = args.model or str(texts.embedded_model_folder())
+    news = _load_texts(args, output)
     settings = Settings(
         seed=args.seed,
         max_steps=args.max_steps,
@@ -138,10 +142,13 @@ def _relpos_config(args: argparse.Namespace) -> hf_relpos.RelPosConfig:
     return hf_relpos.RelPosConfig(schemes=[scheme], native=args.native, gate=args.gate)
 
 
-def _load_texts(args: argparse.Namespace, output: Path) -> texts.TextData:
+def _check_files(args: argparse.Namespace) -> None:
     if (args.train_file is None) != (args.eval_file is None):
         given, missing = ("--train-file", "--eval-file") if args.train_file else ("--eval-file", "--train-file")
         raise CommandError(f"{given} was given without {missing}. Give both, or neither for the BBC news.")
+
+
+def _load_texts(args: argparse.Namespace, output: Path) -> texts.TextData:
     if args.train_file is None:
         loaded = texts.load_bbc_news()
     else:

@@ -67,7 +67,7 @@ def attend(
         ValueError: if the mask does not fit the queries and keys, or the engine asked for cannot take the case.
     """
     mask.check(query.shape, key.shape)
-    if terms.is_empty and not weights:
+    if (terms.is_empty or query.numel() == 0) and not weights:
         return plain.attend(query, key, value, mask, scale=scale, dropout=dropout)
     if weights:
         return eager.attend(query, key, value, terms, mask, scale=scale, dropout=dropout, weights=True)

@@ -40,6 +40,10 @@ def refuses(query: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionM
     """What of a case this engine cannot take exactly, in words; None if it takes it."""
     if torch.compiler.is_compiling():
         return "torch.compile"  # it would compile anew for every number of blocks
+    if torch.jit.is_tracing():
+        return "torch.jit.trace"
+    if torch._C._are_functorch_transforms_active():
+        return "transforms of torch.func"
     if query.device.type != "cpu":
         return f"tensors on {query.device.type!r}"
     if dropout > 0:
@@ -118,7 +122,7 @@ def attend(
     """
     out_dtype = query.dtype
     dtype = torch.promote_types(out_dtype, torch.float32)
-    with torch.autocast(query.device.type, enabled=False):
+    with eager.full_precision(query.device):
         query, key, value = (eager.per_head(states.to(dtype), query.shape[1]) for states in (query, key, value))
         terms = terms.to(dtype)
         batch, heads, queries, _ = query.shape
@@ -152,7 +156,7 @@ def _block(queries: int) -> int:
 
 def _split(tensor: Tensor | None, size: int, batch: int) -> list[Tensor | None]:
     """A tensor in parts of the batch."""
-    return [None] * -(-batch // size) if tensor is None else list(tensor.split(size))
+    return [None] * max(1, -(-batch // size)) if tensor is None else list(tensor.split(size))
 
 
 class _Layout(NamedTuple):
@@ -271,7 +275,7 @@ class _Banded(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast(grad.device.type, enabled=False):
+        with eager.full_precision(grad.device):
             return _backward(ctx.layout, grad, ctx.needs_input_grad[3], *ctx.saved_tensors)
 
 

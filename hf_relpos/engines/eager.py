@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -63,7 +66,7 @@ def attend_block(
     """The same for one block: ``query`` holds the mask's ``queries``, ``key`` and ``value`` its ``keys``."""
     out_dtype = query.dtype
     dtype = torch.promote_types(out_dtype, torch.float32)
-    with torch.autocast(query.device.type, enabled=False):
+    with full_precision(query.device):
         query, key, value = (per_head(states.to(dtype), query.shape[1]) for states in (query, key, value))
         terms = terms.to(dtype)
         first = mask.query_offset + queries.start - keys.start
@@ -147,6 +150,13 @@ def score_rows(query: Tensor, terms: RelativeTerms, gate: Tensor | None) -> Tens
 
 def _gated(scores: Tensor, gate: Tensor | None) -> Tensor:
     return scores if gate is None else gate * scores
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast off, on devices that have it."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def per_head(states: Tensor, heads: int) -> Tensor:

@@ -1,0 +1,186 @@
+"""States a model gets into in real use: loaded and unpatched, its config shared or edited, traced, wrapped."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import tiny
+import torch
+import transformers
+from tiny import build, fill, inputs, logits, patched
+
+import hf_relpos
+from hf_relpos import PatchStateError, RelPosConfig, Shaw, T5Bias, UnsupportedModelError, patch_model, unpatch_model
+from hf_relpos.engines import attend
+from hf_relpos.masks import AttentionMask
+from hf_relpos.nn import RelativeMultiheadAttention
+from hf_relpos.terms import RelativeTerms
+
+FAMILIES = tiny.FAMILIES
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_loaded_model_computes_what_the_plain_one_computed_once_unpatched(family, tmp_path):
+    plain = build(family)
+    expected = logits(plain, inputs(family))
+    model = patch_model(copy.deepcopy(plain), Shaw(4))
+    model.save_pretrained(tmp_path)
+    loaded = unpatch_model(type(model).from_pretrained(tmp_path).eval())
+    assert loaded.config._attn_implementation == plain.config._attn_implementation
+    assert torch.equal(logits(loaded, inputs(family)), expected)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("native", ["keep", "drop"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_model_with_the_same_config_object_is_never_affected(family, native, tmp_path):
+    first = build(family)
+    second = type(first)(first.config).eval()
+    assert second.config is first.config
+    before, values = logits(second, inputs(family)), second.config.to_dict()
+    fill(patch_model(first, RelPosConfig(Shaw(4), native=native)))
+    assert torch.equal(logits(second, inputs(family)), before)
+    assert second.config.to_dict() == values
+    patch_model(second, RelPosConfig(Shaw(4)))
+    fill(second)
+    acting = logits(second, inputs(family))
+    unpatch_model(first)
+    assert torch.equal(logits(second, inputs(family)), acting)
+
+
+def test_a_config_of_a_class_of_its_own_is_refused():
+    class MyConfig(transformers.BertConfig):
+        pass
+
+    model = transformers.BertModel(MyConfig(**tiny.config_of("bert").to_dict()))
+    with pytest.raises(UnsupportedModelError, match="MyConfig for its config, but must have a BertConfig itself"):
+        patch_model(model, "shaw")
+    assert type(model) is transformers.BertModel
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "umt5"])
+def test_a_plain_class_with_a_patched_config_is_refused_instead_of_losing_its_positions(family, tmp_path):
+    model = patched(family)
+    plain = type(build(family))(copy.deepcopy(model.config)).eval()
+    with pytest.raises(PatchStateError, match="has no relative positions: its model was built by a class"):
+        logits(plain, inputs(family))
+
+
+def test_a_stock_t5_keeps_its_bias_under_our_attention():
+    plain = build("t5")
+    expected = logits(plain, inputs("t5"))
+    patched("t5")  # registers the attention
+    plain.set_attn_implementation("relpos")
+    torch.testing.assert_close(logits(plain, inputs("t5")), expected, rtol=0, atol=1e-4)
+
+
+def test_an_edited_config_is_noticed_before_it_is_reported_or_saved(tmp_path):
+    model = patch_model(build("bert"), Shaw(4))
+    model.config.relpos = RelPosConfig(Shaw(4), window=1)
+    for use in (hf_relpos.patch_report, lambda model: model.save_pretrained(tmp_path / "model")):
+        with pytest.raises(PatchStateError, match="the config was edited after the model was patched"):
+            use(model)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "other", [RelPosConfig(T5Bias()), RelPosConfig(Shaw(4), layers=[0]), RelPosConfig(Shaw(4), gate="none")]
+)
+def test_loading_with_other_relative_positions_does_not_drop_the_trained_ones(other, tmp_path):
+    model = patch_model(build("bert"), Shaw(4))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(PatchStateError, match="made with other relative positions"):
+        type(model).from_pretrained(tmp_path, relpos=other)
+
+
+def test_a_model_with_quantised_weights_alone_in_a_layer_gets_floating_point_tables():
+    model = build("t5")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            weight = module.weight.data.round().to(torch.int8)
+            module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    patch_model(model, Shaw(4))
+    assert all(p.is_floating_point() for n, p in model.named_parameters() if "relpos" in n)
+
+
+def test_unpatching_is_refused_while_something_else_holds_the_pieces():
+    peft = pytest.importorskip("peft")
+    accelerate = pytest.importorskip("accelerate")
+    config = peft.LoraConfig(target_modules=["query"], modules_to_save=["relpos"])
+    adapted = peft.get_peft_model(patch_model(build("bert"), Shaw(4)), config)
+    with pytest.raises(PatchStateError, match="wrapped .by an adapter"):
+        unpatch_model(adapted.base_model.model)
+    hooked = accelerate.cpu_offload(patch_model(build("bert"), Shaw(4)), torch.device("cpu"))
+    with pytest.raises(UnsupportedModelError, match="Unpatch the model first"):
+        unpatch_model(hooked)
+
+
+def test_copies_made_for_data_parallelism_do_not_use_the_originals_tables():
+    model = patch_model(build("bert"), RelPosConfig(Shaw(4), share_layers=True))
+    attention = next(m for m in model.modules() if type(m).__name__ == "BertSelfAttention")
+    attention._is_replica = True
+    with pytest.raises(RuntimeError, match="DataParallel cannot run a model patched with share_layers=True"):
+        logits(model, inputs("bert"))
+
+
+class _Output(torch.nn.Module):
+    def __init__(self, attention: torch.nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x)[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("length", [9, 300])
+def test_jit_trace_gives_the_same_numbers(length):
+    attention = RelativeMultiheadAttention(8, 2).eval()
+    x = torch.randn(1, length, 8)
+    traced = torch.jit.trace(_Output(attention), x, check_trace=False)
+    torch.testing.assert_close(traced(x), attention(x)[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jit_trace_of_a_model_with_a_padding_mask():
+    model = patched("bert")
+    batch = inputs("bert")
+    arguments = (batch["input_ids"], batch["attention_mask"])
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids, mask):
+            return self.model(ids, attention_mask=mask)[0]
+
+    traced = torch.jit.trace(Logits(), arguments, check_trace=False)
+    torch.testing.assert_close(traced(*arguments), logits(model, dict(zip(batch, arguments, strict=False))))
+
+
+def test_functional_transforms_work_for_long_inputs():
+    x = torch.randn(1, 2, 300, 4)
+    terms = RelativeTerms(bias=torch.randn(2, 9))
+    mask = AttentionMask(300, 300)
+
+    def total(states: torch.Tensor) -> torch.Tensor:
+        return attend(states, states, states, terms, mask, scale=0.5)[0].square().sum()
+
+    leaf = x.clone().requires_grad_()
+    total(leaf).backward()
+    torch.testing.assert_close(torch.func.grad(total)(x), leaf.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(0, 9), (0, 300), (2, 0)])
+def test_empty_inputs_give_empty_outputs(batch, length):
+    attention = RelativeMultiheadAttention(8, 2)
+    assert attention(torch.zeros(batch, length, 8))[0].shape == (batch, length, 8)
+
+
+def test_the_meta_device_gives_shapes():
+    model = patch_model(build("bert"), Shaw(4)).to("meta")
+    batch = {name: tensor.to("meta") for name, tensor in inputs("bert").items()}
+    assert model(**batch)[0].device.type == "meta"
