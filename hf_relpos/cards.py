@@ -127,6 +127,7 @@ def write_model_card(
         data,
         template_str=_template(),
         title=title,
+        folder=directory.resolve().name,
         base_model=base_model,
         family=_family_of(model),
         model_type=model.config.model_type,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -73,7 +74,7 @@ def unpatch_model(model: Model) -> Model:
             the checkpoint it was loaded from). The model is unchanged.
     """
     if not isinstance(model, RelPosModelMixin):
-        raise PatchStateError(f"{type(model).__name__} is not patched. " + _hint(model))
+        raise PatchStateError(f"{type(model).__name__} is not patched. {_patched_inside(model)}".rstrip())
     family = model.relpos_family
     _refuse_hooked(model, "Unpatch")
     wiring.detach(model, family)
@@ -144,7 +145,9 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
         PatchStateError: if the model is not patched.
     """
     if not isinstance(model, RelPosModelMixin):
-        raise PatchStateError(f"{type(model).__name__} is not patched, so there is nothing to report. " + _hint(model))
+        raise PatchStateError(
+            f"{type(model).__name__} is not patched, so there is nothing to report. {_patched_inside(model)}".rstrip()
+        )
     family = model.relpos_family
     config = wiring.check_config(model)
     parameters = dict(model.named_parameters())
@@ -175,11 +178,8 @@ def _patchable(model: Any) -> Family:
             f"patch_model takes a model of Transformers, but was given {type(model).__name__}. {_supported()}"
         )
     if is_patched(model):
-        whose = "" if isinstance(model, RelPosModelMixin) else "a model inside it "
-        raise PatchStateError(
-            f"{type(model).__name__}: {whose}is already patched. To change its relative positions, call "
-            "unpatch_model first."
-        )
+        what = type(model).__name__ if isinstance(model, RelPosModelMixin) else f"A model inside {type(model).__name__}"
+        raise PatchStateError(f"{what} is already patched. To change its relative positions, call unpatch_model first.")
     if type(model) not in MODELS:
         raise UnsupportedModelError(f"{type(model).__name__} is not supported. {_supported()} {_hint(model)}".rstrip())
     if any(parameter.device.type == "meta" for parameter in model.parameters()):
@@ -228,11 +228,18 @@ def _supported() -> str:
 
 
 def _hint(model: Any) -> str:
-    """Where inside a model to look instead, or nothing."""
+    """Where inside an unsupported model to look instead, or nothing."""
+    return _outermost(model, lambda module: type(module) in MODELS)
+
+
+def _patched_inside(model: Any) -> str:
+    """Where inside a model the patched ones are, or nothing."""
+    return _outermost(model, lambda module: isinstance(module, RelPosModelMixin))
+
+
+def _outermost(model: Any, wanted: Callable[[nn.Module], bool]) -> str:
     children = model.named_modules() if isinstance(model, nn.Module) else ()
-    inner = [
-        path for path, module in children if path and (type(module) in MODELS or isinstance(module, RelPosModelMixin))
-    ]
+    inner = [path for path, module in children if path and wanted(module)]
     outermost = [path for path in inner if not any(path.startswith(other + ".") for other in inner)]
     if not outermost:
         return ""
@@ -242,8 +249,8 @@ def _hint(model: Any) -> str:
 def _own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:
     """Every config object of a class that the model's modules hold, once each, and nobody else's.
 
-    A config may serve another model as well. Then this model gets a copy, and the other one stays as it is. A config
-    that only an outer config holds (that of an encoder-decoder) is the same object still: the outer one follows.
+    A config may serve another model as well. Then this model gets a copy, and the other one stays as it is. What
+    contains the model, or holds its config within another config (an encoder-decoder), follows the change.
     """
     holders: dict[int, list[nn.Module]] = {}
     configs: dict[int, Any] = {}
@@ -263,11 +270,13 @@ def _own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:
 
 
 def _held_elsewhere(config: Any, model: PreTrainedModel) -> bool:
-    """Whether a module outside the model holds this config object."""
+    """Whether a module that neither is in the model nor contains it holds this config object."""
     inside = {id(vars(module)) for module in model.modules()}
-    for holder in gc.get_referrers(config):
-        attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
-        if "_modules" in attributes and "_parameters" in attributes and id(attributes) not in inside:
+    for attributes in gc.get_referrers(config):
+        if not isinstance(attributes, dict) or id(attributes) in inside or "_modules" not in attributes:
+            continue
+        holders = [holder for holder in gc.get_referrers(attributes) if isinstance(holder, nn.Module)]
+        if any(all(module is not model for module in holder.modules()) for holder in holders):
             return True
     return False
 

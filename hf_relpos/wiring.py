@@ -88,7 +88,12 @@ def check_config(model: PreTrainedModel) -> RelPosConfig:
     Raises:
         PatchStateError: if its config says something else, because it was edited after the model was patched.
     """
-    config = RelPosConfig.of(model.config.relpos)
+    relpos = getattr(model.config, "relpos", None)
+    if relpos is None:
+        raise PatchStateError(
+            f"A model inside {type(model).__name__} was unpatched alone. Call unpatch_model on the outer one as well."
+        )
+    config = RelPosConfig.of(relpos)
     for module in model.modules():
         if isinstance(module, RelPosLayer) and module.config != config:
             raise PatchStateError(

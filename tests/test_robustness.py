@@ -110,7 +110,7 @@ def test_unpatching_is_refused_while_something_else_holds_the_pieces():
     accelerate = pytest.importorskip("accelerate")
     config = peft.LoraConfig(target_modules=["query"], modules_to_save=["relpos"])
     adapted = peft.get_peft_model(patch_model(build("bert"), Shaw(4)), config)
-    with pytest.raises(PatchStateError, match="wrapped .by an adapter"):
+    with pytest.raises(PatchStateError, match="are wrapped"):
         unpatch_model(adapted.base_model.model)
     hooked = accelerate.cpu_offload(patch_model(build("bert"), Shaw(4)), torch.device("cpu"))
     with pytest.raises(UnsupportedModelError, match="Unpatch the model first"):
@@ -184,3 +184,26 @@ def test_the_meta_device_gives_shapes():
     model = patch_model(build("bert"), Shaw(4)).to("meta")
     batch = {name: tensor.to("meta") for name, tensor in inputs("bert").items()}
     assert model(**batch)[0].device.type == "meta"
+
+
+def test_an_inner_model_unpatched_alone_is_noticed_and_the_way_back_is_open(tmp_path):
+    plain = build("bert")
+    model = patch_model(copy.deepcopy(plain), Shaw(4))
+    unpatch_model(model.base_model)
+    for use in (hf_relpos.patch_report, lambda model: model.save_pretrained(tmp_path / "model")):
+        with pytest.raises(PatchStateError, match="was unpatched alone"):
+            use(model)
+    assert type(unpatch_model(model)) is type(plain)
+    assert torch.equal(logits(model, inputs("bert")), logits(plain, inputs("bert")))
+
+
+def test_a_plain_model_is_not_told_to_look_inside():
+    with pytest.raises(PatchStateError) as raised:
+        unpatch_model(build("bert"))
+    assert "one by one" not in str(raised.value)
+
+
+def test_a_rank_that_saves_nothing_is_refused():
+    assert Shaw(4, rank=8).rank == 8
+    with pytest.raises(ValueError, match="`rank` is 9, but must be less than the 9 rows"):
+        Shaw(4, rank=9)

@@ -169,7 +169,7 @@ def _read_rows(file: str, cache_dir: Path) -> list[tuple[str, str]]:
     for number, (_, label) in enumerate(rows, start=1):
         # First of all: one missing number makes the reader turn all others into decimals.
         if label is None or label != label:
-            raise CommandError(f"{file}, row {number}: 'label' is missing.")
+            raise CommandError(f"{file}, row {number}: 'label' is {label!r}, but must be a name or a whole number.")
     for number, (text, label) in enumerate(rows, start=1):
         if not isinstance(text, str) or not text.strip():
             raise CommandError(f"{file}, row {number}: 'text' is {text!r}, but must be a text that is not empty.")

@@ -58,7 +58,7 @@ def run_demo(args: argparse.Namespace) -> None:
         evaluations=2 if args.quick else 4,
         max_length=args.max_length,
     )
-    tokenizer = _load_tokenizer(source, settings.max_length)
+    tokenizer = _load_tokenizer(source, settings.max_length, bounded=relpos.native != "drop")
     train = EncodedTexts(news.train, tokenizer, settings.max_length)
     evaluation = EncodedTexts(news.eval, tokenizer, settings.max_length)
     eval_texts = [example.text for example in news.eval]
@@ -156,17 +156,18 @@ def _load_texts(args: argparse.Namespace, output: Path) -> texts.TextData:
     return loaded.limited(args.train_samples, args.eval_samples)
 
 
-def _load_tokenizer(source: str, max_length: int) -> PreTrainedTokenizerBase:
+def _load_tokenizer(source: str, max_length: int, bounded: bool) -> PreTrainedTokenizerBase:
     with _loading(source):
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=_is_local(source))
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise CommandError(f"The tokenizer of {source} has neither a padding nor an end token, so it cannot pad.")
         tokenizer.pad_token = tokenizer.eos_token
-    if max_length > tokenizer.model_max_length:
+    if bounded and max_length > tokenizer.model_max_length:
         raise CommandError(
             f"--max-length is {max_length}, but {source} was trained with at most "
-            f"{tokenizer.model_max_length} tokens. Give --max-length {tokenizer.model_max_length} or less."
+            f"{tokenizer.model_max_length} tokens. Give --max-length {tokenizer.model_max_length} or less, "
+            "or --native drop."
         )
     return tokenizer
 
@@ -189,8 +190,7 @@ def _load_model(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[st
 def _loading(source: str) -> Iterator[None]:
     """Load from a folder or the Hub: a failure becomes an error; the report on the new head is dropped."""
     logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.addFilter(_only_errors)
     try:
         yield
     except (OSError, ValueError) as error:
@@ -199,7 +199,12 @@ def _loading(source: str) -> Iterator[None]:
             f"id of a model on the Hub. The reason: {error}"
         ) from error
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(_only_errors)
+
+
+def _only_errors(record: logging.LogRecord) -> bool:
+    """A filter, since a logger's level also decides what Transformers does."""
+    return record.levelno >= logging.ERROR
 
 
 def _is_local(source: str) -> bool:

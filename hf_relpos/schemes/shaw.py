@@ -47,6 +47,8 @@ class Shaw(SchemeConfig):
             raise self._wrong("key", "True where `value` is False: with both off the scheme does nothing")
         if self.rank is not None:
             self._check_positive_int("rank")
+            if self.rank > 2 * self.max_distance:
+                raise self._wrong("rank", f"less than the {2 * self.max_distance + 1} rows of a table, or None")
         self._check_init()
 
     @property
