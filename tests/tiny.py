@@ -150,7 +150,14 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
 def _prototype(cls: str, config: str, arguments: tuple[tuple[str, Any], ...], dtype: torch.dtype) -> nn.Module:
     with torch.random.fork_rng():
         model = getattr(transformers, cls)(getattr(transformers, config)(**dict(arguments)))
-    return randomise(model.to(dtype).eval())
+    return randomise(mended(model).to(dtype).eval())
+
+
+def mended(stock: nn.Module) -> Any:
+    """A stock model whose decoder does not attend to later tokens: that of UMT5 in Transformers 5.15 does."""
+    for _, attention in self_attentions(stock):
+        attention.is_causal = getattr(attention, "is_decoder", attention.is_causal)
+    return stock
 
 
 def config_of(family: str, **arguments: Any) -> Any:
@@ -365,6 +372,9 @@ def reference_of(model: nn.Module, stock: Any, config: RelPosConfig) -> Any:
                 elif config.native == "gate":
                     module.weight.mul_(state[f"{path}.relpos_gate"])
     stock.set_attn_implementation(REFERENCE)
+    for module in stock.modules():
+        if isinstance(module, transformers.PreTrainedModel):  # 5.15 leaves out the stacks' own configs
+            module.config._attn_implementation = REFERENCE
     return stock
 
 
