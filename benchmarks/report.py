@@ -90,14 +90,19 @@ def memory(record: dict[str, Any]) -> str:
 SECTIONS = {"training_step": training_step, "memory": memory}
 
 
-def main() -> None:
-    """Write the page."""
+def page(folder: Path = RESULTS) -> str:
+    """The whole page."""
     sections = []
     for name, section in SECTIONS.items():
-        path = RESULTS / f"{name}.json"
+        path = folder / f"{name}.json"
         if path.exists():
             sections.append(section(json.loads(path.read_text(encoding="utf-8"))))
-    TARGET.write_text("\n".join([HEAD, *("\n" + text + "\n" for text in sections), LIMITS.strip() + "\n"]))
+    return "\n".join([HEAD, *(text + "\n" for text in sections), LIMITS.strip() + "\n"])
+
+
+def main() -> None:
+    """Write the page."""
+    TARGET.write_text(page(), encoding="utf-8")
     print(TARGET)
 
 

@@ -1,5 +1,6 @@
 """Settings of the whole suite: no network, one thread per worker, the same random numbers in every test."""
 
+import gc
 import os
 
 # Set before torch or a Hugging Face library is imported, and inherited by the processes that tests start.
@@ -11,7 +12,11 @@ import pytest
 import torch
 import transformers
 
+import hf_relpos.patching  # noqa: F401
+
 torch.set_num_threads(1)
+# Patching asks the garbage collector who holds a config; what was imported is not worth asking thousands of times.
+gc.freeze()
 
 
 @pytest.fixture(autouse=True)
