@@ -20,7 +20,8 @@ def test_the_performance_page_is_what_the_kept_results_make():
 
 def test_every_kept_result_says_on_what_it_was_measured():
     files = list((ROOT / "benchmarks" / "results").glob("*.json"))
-    assert {path.stem for path in files} == set(report.SECTIONS)
+    assert files
+    assert {path.stem for path in files} <= set(report.SECTIONS)
     for path in files:
         record = json.loads(path.read_text(encoding="utf-8"))
         assert record["date"]
