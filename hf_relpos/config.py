@@ -12,7 +12,7 @@ from hf_relpos.version import __version__
 
 NATIVE = ("keep", "gate", "drop")
 GATES = ("none", "head", "token")
-ENGINES = ("auto", "eager", "blockwise", "banded")
+ENGINES = ("auto", "eager", "dense", "blockwise", "banded", "toeplitz")
 
 
 @dataclass(frozen=True)

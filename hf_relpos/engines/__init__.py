@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_relpos.engines import banded, blockwise, eager, plain
+from hf_relpos.engines import banded, blockwise, dense, eager, plain, toeplitz
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
@@ -20,17 +20,32 @@ logger = logging.get_logger(__name__)
 
 ENGINES: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "eager": eager.attend,
+    "dense": dense.attend,
     "blockwise": blockwise.attend,
     "banded": banded.attend,
+    "toeplitz": toeplitz.attend,
 }
 
 # What of a case an engine cannot take exactly, in words, or None; engines that take everything are not here.
-REFUSES: dict[str, Callable[..., str | None]] = {"banded": banded.refuses}
+REFUSES: dict[str, Callable[..., str | None]] = {
+    "dense": dense.refuses,
+    "banded": banded.refuses,
+    "toeplitz": toeplitz.refuses,
+}
 
-# From so many queries on, the banded engine is faster than the eager one.
-BANDED_QUERIES = 256
+# The engines that hold all scores, compute them tile by tile, or leave most of it to a fused operator pay off at
+# different lengths. Measured on the CPU; see docs/performance.md.
 
-# Below this many scores per head, holding them all is faster than computing them again in the backward pass.
+# Below so many queries, holding all scores is fastest.
+SHORT, SHORT_BIAS = 96, 192
+
+# From so many queries on, the fused operator pays off.
+LONG, LONG_CAUSAL = 1024, 513
+
+# The same where all there is is a bias that learns in both directions; its gradient then costs something.
+LONG_BIAS = 2048
+
+# Up to this many scores per head, holding them all is faster than computing them again in the backward pass.
 EAGER_SCORES = 512 * 512
 
 
@@ -91,12 +106,32 @@ def choose(
         )
     if engine != "auto":
         return engine
-    if query.shape[2] >= BANDED_QUERIES and banded.refuses(query, value, terms, mask, dropout) is None:
-        name = "banded"
-    elif query.shape[2] * key.shape[2] <= EAGER_SCORES:
-        name = "eager"
-    else:
-        name = "blockwise"
+    name = next(
+        name
+        for name in by_speed(query, key, terms, mask)
+        if name not in REFUSES or REFUSES[name](query, value, terms, mask, dropout) is None
+    )
     if not torch.compiler.is_compiling():
         logger.info_once("hf_relpos: engine 'auto' runs %r.", name)
     return name
+
+
+def by_speed(query: Tensor, key: Tensor, terms: RelativeTerms, mask: AttentionMask) -> list[str]:
+    """The engines for a case, the fastest first; some may not be able to take it, the last one can."""
+    queries, keys = query.shape[2], key.shape[2]
+    only_bias = terms.query is None and terms.key is None and terms.value is None
+    last = "eager" if queries * keys <= EAGER_SCORES else "blockwise"
+    names = []
+    if only_bias and (not _learns(terms) or (queries >= LONG_BIAS and not mask.causal)):
+        names.append("toeplitz")
+    if mask.window is not None or queries >= (LONG_CAUSAL if mask.causal else LONG):
+        names.append("banded")
+    if last != "eager" or queries >= (SHORT_BIAS if only_bias else SHORT):
+        names.append("dense")
+    return [*names, last]
+
+
+def _learns(terms: RelativeTerms) -> bool:
+    """Whether the gradient of a bias is wanted."""
+    biases = (terms.bias, terms.native_bias)
+    return torch.is_grad_enabled() and any(bias is not None and bias.requires_grad for bias in biases)
