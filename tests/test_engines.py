@@ -605,16 +605,47 @@ def test_the_largest_tensor_grows_linearly(engine: str):
     assert largest_tensor(engine, 192) < 2.3 * largest_tensor(engine, 96)
 
 
-def chosen(engine: str, length: int, dropout: float = 0.0) -> str:
+def chosen(engine: str, length: int, *names: str, dropout: float = 0.0, learns: bool = True, **mask: Any) -> str:
+    """What runs for so many tokens and the terms of these names."""
     states = torch.empty(1, 1, length, 1)
-    terms = RelativeTerms(bias=torch.zeros(1, 3))
-    return choose(engine, states, states, states, terms, AttentionMask(length, length), dropout)
+    tables = {name: torch.zeros(1, 3, *[1] * (name != "bias"), requires_grad=learns) for name in names or ("bias",)}
+    return choose(
+        engine, states, states, states, RelativeTerms(**tables), AttentionMask(length, length, **mask), dropout
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "short", "middle", "long"),
+    [
+        ({}, "eager", "dense", "toeplitz"),
+        ({"causal": True}, "eager", "dense", "banded"),
+        ({"learns": False}, "eager", "toeplitz", "toeplitz"),
+        ({"learns": False, "dropout": 0.1}, "eager", "dense", "dense"),
+        ({"names": ("query", "value")}, "eager", "dense", "banded"),
+        ({"names": ("query", "value"), "dropout": 0.1}, "eager", "dense", "dense"),
+        ({"names": ("query", "value"), "window": 64}, "eager", "banded", "banded"),
+        ({"names": ("key",)}, "eager", "eager", "blockwise"),
+        ({"pattern": lambda query, key: query >= key}, "eager", "eager", "blockwise"),
+    ],
+    ids=str,
+)
+def test_auto_runs_the_engine_that_was_measured_fastest(case: dict[str, Any], short: str, middle: str, long: str):
+    case = dict(case)
+    names = case.pop("names", ())
+    assert chosen("auto", 64, *names, **case) == short
+    assert chosen("auto", 512, *names, **case) == middle
+    assert chosen("auto", 4096, *names, **case) == long
+
+
+def test_auto_takes_a_table_for_fixed_where_no_gradient_is_wanted():
+    with torch.no_grad():
+        assert chosen("auto", 512) == "toeplitz"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_auto_is_eager_when_short_and_linear_when_long(dropout: float):
-    assert chosen("auto", 128, dropout) == "eager"
-    assert chosen("auto", 4096, dropout) not in QUADRATIC
+@pytest.mark.parametrize("names", [("bias",), ("query", "value"), ("key",)])
+def test_auto_is_linear_in_memory_when_long(names: tuple[str, ...], dropout: float):
+    assert chosen("auto", 4096, *names, dropout=dropout) not in QUADRATIC
 
 
 def test_every_engine_is_covered_and_can_be_asked_for_by_name():
@@ -622,7 +653,7 @@ def test_every_engine_is_covered_and_can_be_asked_for_by_name():
     assert set(config.ENGINES) == {"auto", *ENGINES}
     for name in ENGINES:
         assert chosen(name, 8) == name
-        assert name in TAKE_ALL or Path(__file__).with_name(f"test_{name}.py").exists()
+        assert name in TAKE_ALL or f'"{name}"' in Path(__file__).with_name("test_tiled.py").read_text()
 
 
 # Masks that do not fit

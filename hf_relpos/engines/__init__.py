@@ -36,8 +36,8 @@ REFUSES: dict[str, Callable[..., str | None]] = {
 # The engines that hold all scores, compute them tile by tile, or leave most of it to a fused operator pay off at
 # different lengths. Measured on the CPU; see docs/performance.md.
 
-# Below so many queries, holding all scores is fastest.
-SHORT, SHORT_BIAS = 96, 192
+# Below so many queries, holding all scores is fastest: in general, for a bias alone, for a bias that does not learn.
+SHORT, SHORT_BIAS, SHORT_FIXED_BIAS = 96, 192, 128
 
 # From so many queries on, the fused operator pays off.
 LONG, LONG_CAUSAL = 1024, 513
@@ -120,15 +120,17 @@ def by_speed(query: Tensor, key: Tensor, terms: RelativeTerms, mask: AttentionMa
     """The engines for a case, the fastest first; some may not be able to take it, the last one can."""
     queries, keys = query.shape[2], key.shape[2]
     only_bias = terms.query is None and terms.key is None and terms.value is None
+    fixed_bias = only_bias and not _learns(terms)
     last = "eager" if queries * keys <= EAGER_SCORES else "blockwise"
-    names = []
-    if only_bias and (not _learns(terms) or (queries >= LONG_BIAS and not mask.causal)):
-        names.append("toeplitz")
+    short = SHORT_FIXED_BIAS if fixed_bias else SHORT_BIAS if only_bias else SHORT
+    if queries < short and last == "eager":
+        return [last]
+    names = ["dense", last]
     if mask.window is not None or queries >= (LONG_CAUSAL if mask.causal else LONG):
-        names.append("banded")
-    if last != "eager" or queries >= (SHORT_BIAS if only_bias else SHORT):
-        names.append("dense")
-    return [*names, last]
+        names.insert(0, "banded")
+    if fixed_bias or (only_bias and queries >= LONG_BIAS and not mask.causal):
+        names.insert(0, "toeplitz")
+    return names
 
 
 def _learns(terms: RelativeTerms) -> bool:
