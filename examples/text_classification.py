@@ -101,7 +101,7 @@ def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     classes = predicted_classes(prediction.predictions)
     accuracy = load_metric("accuracy").compute(predictions=classes, references=prediction.label_ids)
     f1 = load_metric("f1").compute(predictions=classes, references=prediction.label_ids, average="macro")
-    return {"accuracy": accuracy["accuracy"], "macro_f1": f1["f1"]}
+    return {"accuracy": accuracy["accuracy"], "f1_macro": f1["f1"]}
 
 
 def predicted_classes(predictions) -> np.ndarray:

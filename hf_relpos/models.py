@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
@@ -15,12 +14,13 @@ from hf_relpos.config import RelPosConfig
 from hf_relpos.configuration import CLASS_PREFIX, CONFIGS, warn_of_other_attention
 from hf_relpos.errors import PatchStateError
 from hf_relpos.families import FAMILIES, Family
+from hf_relpos.hub import HubMixin
 
 # The mixin always stands before a PreTrainedModel; only the type checker is told so.
 _Base: Any = PreTrainedModel if TYPE_CHECKING else object
 
 
-class RelPosModelMixin(_Base):
+class RelPosModelMixin(HubMixin, _Base):
     """What a patched model's class adds to its family's: how it is built, initialised and loaded.
 
     Attributes:
@@ -48,13 +48,12 @@ class RelPosModelMixin(_Base):
         super().post_init()
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save the model as every model is saved, with a model card where the folder has none."""
-        from hf_relpos.cards import write_model_card
+        """Save the model as every model is saved; refuse one whose config says what the model is not.
 
+        Raises:
+            PatchStateError: if the config was edited after the model was patched.
+        """
         wiring.check_config(self)
-        directory = Path(save_directory)
-        if kwargs.get("is_main_process", True) and not directory.is_file() and not (directory / "README.md").exists():
-            write_model_card(self, directory, trained=None)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:

@@ -51,7 +51,7 @@ def patch_model(model: Model, relpos: RelPosLike) -> Model:
     family = _patchable(model)
     config = RelPosConfig.of(relpos)
     wiring.attach(model, family, config, patched_class, keep_dropped=True)
-    for model_config in _own_configs(model, family.config_class):
+    for model_config in own_configs(model, family.config_class):
         _swap_config(model_config, CONFIGS[family.config_class])
         model_config.relpos = config
     _warn_short_clip(config, family.trained_length(model.config))
@@ -78,7 +78,7 @@ def unpatch_model(model: Model) -> Model:
     family = model.relpos_family
     _refuse_hooked(model, "Unpatch")
     wiring.detach(model, family)
-    for config in _own_configs(model, CONFIGS[family.config_class]):
+    for config in own_configs(model, CONFIGS[family.config_class]):
         _swap_config(config, family.config_class)
         del config.relpos
         if config._attn_implementation == ATTENTION_NAME:  # of a model that was loaded, and never had another
@@ -246,7 +246,7 @@ def _outermost(model: Any, wanted: Callable[[nn.Module], bool]) -> str:
     return "It contains models to call this on, one by one: " + ", ".join(f"model.{path}" for path in outermost) + "."
 
 
-def _own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:
+def own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:
     """Every config object of a class that the model's modules hold, once each, and nobody else's.
 
     A config may serve another model as well. Then this model gets a copy, and the other one stays as it is. What

@@ -7,29 +7,43 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 
+class NativeGate(nn.Module):
+    """One learned factor on a native table, ``[1]``, that starts at 1.
+
+    A module of its own, so that an adapter can train and save the gate without the table.
+
+    Args:
+        like: a tensor whose dtype and device the factor takes.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        # One element rather than none: sharding needs a dimension to shard.
+        self.weight = nn.Parameter(torch.ones(1, dtype=like.dtype, device=like.device))
+
+    def reset_relpos_parameters(self) -> None:
+        """Open the gate: 1 (skipped if already loaded from a checkpoint)."""
+        init.ones_(self.weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The table's rows, times the factor."""
+        return rows * self.weight
+
+
 class GatedTable(nn.Embedding):
     """The class a native table gets when its model is patched: the same weight under the same name.
 
     Attributes:
-        relpos_gate: ``[1]``, a learned factor that starts at 1 (with ``native="gate"``), or None.
+        relpos_gate: the table's gate (with ``native="gate"``), or None.
     """
 
     relpos_original = nn.Embedding
-    relpos_gate: nn.Parameter | None
-
-    def reset_relpos_parameters(self) -> None:
-        """Open the gate (skipped if already loaded from a checkpoint)."""
-        if self.relpos_gate is not None:
-            init.ones_(self.relpos_gate)
+    relpos_gate: NativeGate | None
 
     def forward(self, ids: Tensor) -> Tensor:
         """The table's rows, times the gate."""
         rows = super().forward(ids)
-        return rows if self.relpos_gate is None else rows * self.relpos_gate
-
-    def extra_repr(self) -> str:
-        """The embedding's own, and the gate."""
-        return super().extra_repr() + (", relpos_gate" if self.relpos_gate is not None else "")
+        return rows if self.relpos_gate is None else self.relpos_gate(rows)
 
 
 class PositionTable(GatedTable):

@@ -15,7 +15,7 @@ from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import NothingPatchedError, PatchStateError
 from hf_relpos.families import Family
 from hf_relpos.layer import RelPosLayer
-from hf_relpos.positions import DroppedTable, GatedTable, PositionTable
+from hf_relpos.positions import DroppedTable, GatedTable, NativeGate, PositionTable
 
 # Marks a module whose native table was dropped. Holds the table for the way back, in a tuple, so that PyTorch does not
 # take it for a child; or nothing, in a model that never had it.
@@ -213,5 +213,4 @@ def _change_native(owner: Any, table: Any, family: Family, config: RelPosConfig,
     if family.native.is_bias and not gated:
         return
     table.__class__ = GatedTable if family.native.is_bias else PositionTable
-    # One element rather than none: sharding needs a dimension to shard.
-    table.relpos_gate = nn.Parameter(torch.ones_like(table.weight[0, :1])) if gated else None
+    table.relpos_gate = NativeGate(table.weight) if gated else None

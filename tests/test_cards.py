@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import tiny
+import torch
+from hub_server import errors_of
 from huggingface_hub import ModelCard
+from tiny import fill
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -14,9 +18,22 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_relpos import PatchStateError, RelPosConfig, Shaw, T5Bias, patch_model, patch_report
+from hf_relpos import (
+    ClippedBias,
+    PatchStateError,
+    RelPosConfig,
+    Shaw,
+    T5Bias,
+    patch_model,
+    patch_report,
+    unpatch_model,
+)
 from hf_relpos.cards import ModelCardError, write_model_card
+from hf_relpos.cards.card import model_card
+from hf_relpos.cards.facts import horizon, was_trained
+from hf_relpos.schemes import AttentionGeometry
 
 BERT = {
     "vocab_size": 50,
@@ -41,7 +58,8 @@ def test_the_card_names_every_choice_of_the_patch(classifier, tmp_path):
     assert "| pretrained positions | kept, times a learned number" in text
     assert "one learned gate per layer and head" in text
     assert f"{patch_report(classifier).added:,} of" in text
-    assert "its type, `relpos-bert`" in text
+    assert "the model's type, relpos-bert," in text
+    assert "`pip install hf_relpos`" in text
 
 
 def test_several_schemes_and_other_choices_are_all_in_the_card(tmp_path):
@@ -191,16 +209,182 @@ def test_metadata_that_the_hub_would_refuse_is_refused_here(given, message, clas
     assert not (tmp_path / "README.md").exists()
 
 
-def test_saving_writes_a_card_that_claims_nothing_and_leaves_a_card_alone(classifier, tmp_path):
+def test_saving_writes_a_card_and_leaves_one_that_somebody_wrote_alone(classifier, tmp_path):
     classifier.save_pretrained(tmp_path)
     text = (tmp_path / "README.md").read_text()
-    assert "None were given for this model." in text
-    assert "not yet trained" not in text
+    assert "not yet trained" in text
+    assert errors_of(text) == []
     (tmp_path / "README.md").write_text("mine")
     classifier.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_a_card_written_on_saving_follows_the_model(classifier, tmp_path):
+    classifier.save_pretrained(tmp_path)
+    fill(classifier).save_pretrained(tmp_path)
+    assert "not yet trained" not in (tmp_path / "README.md").read_text()
+    patch_model(unpatch_model(classifier), "t5").save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "| scheme | `t5`" in text
+    assert "shaw" not in text
+
+
+def test_one_edited_character_makes_a_card_its_editors(classifier, tmp_path):
+    classifier.save_pretrained(tmp_path)
+    path = tmp_path / "README.md"
+    edited = path.read_text().replace("## Limits", "## Limits!")
+    path.write_text(edited)
+    fill(classifier).save_pretrained(tmp_path)
+    assert path.read_text() == edited
+
+
+def test_a_card_with_measured_numbers_survives_a_save(classifier, tmp_path):
+    path = write_model_card(classifier, tmp_path, metrics={"accuracy": 0.9375})
+    classifier.save_pretrained(tmp_path)
+    assert "| accuracy | 0.9375 |" in path.read_text()
+
+
 def test_only_the_main_process_writes_a_card(classifier, tmp_path):
     classifier.save_pretrained(tmp_path, is_main_process=False)
     assert not (tmp_path / "README.md").exists()
+
+
+# What is read off the model
+
+
+@pytest.mark.parametrize("scheme", tiny.SCHEMES)
+@pytest.mark.parametrize("gate", tiny.GATES)
+def test_a_patch_counts_as_trained_when_something_it_added_has_moved(scheme, gate):
+    model = patch_model(tiny.build("bert"), tiny.choices(scheme, gate=gate))
+    state = torch.get_rng_state()
+    assert was_trained(model) is False
+    assert torch.equal(torch.get_rng_state(), state)  # looking does not disturb the user's random numbers
+    for name, parameter in tiny.added(model).items():
+        before = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.view(-1)[-1] += 1e-3
+        starts_random = name.endswith("right")
+        assert was_trained(model) is (not starts_random), name
+        with torch.no_grad():
+            parameter.copy_(before)
+    assert was_trained(model) is False
+
+
+def test_a_reloaded_patch_that_was_not_trained_is_still_not_trained(classifier, tmp_path):
+    classifier.save_pretrained(tmp_path)
+    assert was_trained(type(classifier).from_pretrained(tmp_path)) is False
+
+
+def test_where_the_start_values_are_random_or_not_here_nothing_is_claimed():
+    random = patch_model(tiny.build("bert"), RelPosConfig(Shaw(4, init="trunc_normal"), native="keep", gate="none"))
+    assert was_trained(random) is None
+    away = patch_model(tiny.build("bert"), "shaw").to("meta")
+    assert was_trained(away) is None
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scheme", [T5Bias(), T5Bias(64, 300), T5Bias(8, 6), Shaw(5), Shaw(1, rank=2), ClippedBias(7)])
+def test_the_stated_horizon_is_where_the_tables_become_constant(scheme, causal):
+    geometry = AttentionGeometry(num_heads=2, head_dim=8, causal=causal)
+    far = 3 * scheme.max_offset
+    distances = range(far + 1)
+    if isinstance(scheme, T5Bias):  # by the published function
+        offsets = -torch.arange(far + 1)
+        rows = T5Attention._relative_position_bucket(offsets, not causal, scheme.num_buckets, scheme.max_distance)
+    else:
+        rows = torch.arange(far + 1).clamp(max=scheme.max_distance)
+    expected = next(n for n in distances if (rows[n:] == rows[-1]).all())
+    assert horizon(scheme, geometry) == expected
+
+
+def test_t5s_last_bucket_begins_before_its_max_distance():
+    """91 in an encoder, 113 in a decoder, with the usual 32 buckets up to 128."""
+    text = model_card(patch_model(tiny.build("t5"), "t5"), "x").text
+    assert (
+        "`t5` does not tell tokens apart that are 91 or more positions away on the same side (113 in the decoder)."
+        in text
+    )
+    text = model_card(patch_model(tiny.build("gpt2"), "t5"), "x").text
+    assert "that are 113 or more positions away on the same side." in text
+
+
+# The Trainer's card
+
+
+def trainer_of(model, folder):
+    from transformers import Trainer, TrainingArguments
+
+    data = [{"input_ids": tiny.tokens(6, seed=index), "labels": index % 2} for index in range(4)]
+    args = TrainingArguments(
+        str(folder),
+        max_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        logging_steps=1,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    return Trainer(model, args, train_dataset=data, eval_dataset=data, compute_metrics=measured)
+
+
+def measured(prediction):
+    return {"accuracy": 0.5, "f1_macro": 0.25}
+
+
+@pytest.fixture
+def trained(classifier, tmp_path):
+    trainer = trainer_of(classifier, tmp_path)
+    trainer.train()
+    trainer.save_model()
+    return trainer
+
+
+def test_the_trainers_card_is_ours_with_what_the_trainer_knows(trained, tmp_path):
+    trained.create_model_card(
+        model_name="news", license="mit", language="en", tasks="text-classification", dataset="BBC", dataset_tags="bbc"
+    )
+    text = (tmp_path / "README.md").read_text()
+    assert "# news\n" in text
+    assert "| scheme | `shaw`" in text
+    assert "Measured on BBC." in text
+    assert "| accuracy | 0.5000 |" in text
+    assert "| macro-F1 | 0.2500 |" in text
+    assert "| learning_rate | 5e-05 |" in text
+    assert "| Training Loss | Epoch | Step | Validation Loss | Accuracy | F1 Macro |" in text
+    data = ModelCard(text).data
+    assert (data.license, data.language) == ("mit", "en")
+    assert data.tags == ["hf_relpos", "relative-position", "generated_from_trainer"]
+    assert {result.metric_name for result in data.eval_results} == {"loss", "accuracy", "macro-F1"}
+    assert errors_of(text) == []
+
+
+def test_the_trainers_card_survives_saves_and_is_renewed_by_the_trainer(trained, tmp_path):
+    trained.create_model_card()
+    before = (tmp_path / "README.md").read_text()
+    trained.save_model()
+    assert (tmp_path / "README.md").read_text() == before
+    trained.create_model_card(model_name="renewed")
+    assert "# renewed\n" in (tmp_path / "README.md").read_text()
+
+
+def test_the_trainer_completes_the_metadata_of_a_card_that_somebody_wrote(trained, tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n\nRead me.\n")
+    trained.create_model_card(license="apache-2.0")
+    text = (tmp_path / "README.md").read_text()
+    assert text.endswith("---\n# Mine\n\nRead me.\n")
+    assert ModelCard(text).data.license == "mit"
+    assert "generated_from_trainer" in ModelCard(text).data.tags
+
+
+def test_the_trainers_card_of_another_model_is_what_it_was(classifier, tmp_path):
+    classifier.save_pretrained(tmp_path / "patched")  # from here on the Trainer knows of patched models
+    plain = BertForSequenceClassification(BertConfig(**BERT))
+    trainer = trainer_of(plain, tmp_path / "plain")
+    trainer.train()
+    trainer.create_model_card()
+    path = tmp_path / "plain" / "README.md"
+    ours = path.read_text()
+    type(trainer).create_model_card.__wrapped__(trainer)  # the Trainer's own
+    assert path.read_text() == ours
+    assert "hf_relpos" not in ours

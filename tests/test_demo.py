@@ -464,7 +464,7 @@ class TestPlots:
         with torch.no_grad():
             layer.schemes[0].key_table.weight[0, 4] = torch.full((8,), 3.0)  # offset +2
             layer.gate.weight.copy_(torch.tensor([0.5, 2.0]))
-            model.bert.embeddings.position_embeddings.relpos_gate.fill_(0.75)
+            model.bert.embeddings.position_embeddings.relpos_gate.weight.fill_(0.75)
         learned = plots.collect_learned(model)
         assert learned.layers == learned.gate_layers == ["0", "1"]
         expected = np.zeros((2, 5))

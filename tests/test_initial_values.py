@@ -32,7 +32,7 @@ def check_initial_values(model, config):
     for name, parameter in tiny.added(model).items():
         value = parameter.detach().float()
         assert torch.isfinite(value).all(), name
-        if name.endswith("relpos_gate"):
+        if name.endswith("relpos_gate.weight"):
             assert torch.equal(value, torch.ones(1)), name
         elif ".gate." in name:
             wanted = torch.ones_like(value) if config.gate == "head" else torch.zeros_like(value)

@@ -370,7 +370,7 @@ def reference_of(model: nn.Module, stock: Any, config: RelPosConfig) -> Any:
                 if config.native == "drop":
                     module.weight.zero_()
                 elif config.native == "gate":
-                    module.weight.mul_(state[f"{path}.relpos_gate"])
+                    module.weight.mul_(state[f"{path}.relpos_gate.weight"])
     stock.set_attn_implementation(REFERENCE)
     for module in stock.modules():
         if isinstance(module, transformers.PreTrainedModel):  # 5.15 leaves out the stacks' own configs

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.cli.training import Run
 from hf_relpos.gates import HeadGate, TokenGate
+from hf_relpos.positions import NativeGate
 from hf_relpos.schemes import Scheme
 
 TABLES = {
@@ -122,9 +123,9 @@ def collect_learned(model: PreTrainedModel) -> Learned:
                 if table is not None:
                     strength = table.abs() if table.ndim == 2 else table.norm(dim=-1)
                     strengths.setdefault(kind, {})[layer] = _array(strength.mean(dim=0))
-        for name, parameter in model.named_parameters():
-            if name.endswith("relpos_gate"):
-                native[name.removesuffix(".relpos_gate")] = float(parameter.mean())
+        for name, module in model.named_modules():
+            if isinstance(module, NativeGate):
+                native[name.removesuffix(".relpos_gate")] = float(module.weight)
     if not strengths:
         raise CommandError(
             f"{type(model).__name__} has no relative tables to draw. Patch it with hf_relpos.patch_model first."

@@ -70,12 +70,13 @@ def attend(
     with eager.full_precision(query.device):
         query, key, value = (eager.per_head(states.to(dtype), query.shape[1]) for states in (query, key, value))
         terms = terms.to(dtype)
-        table = add_tables(terms.native_bias, terms.bias)
-        first, keys, queries = mask.query_offset, mask.key_length, mask.query_length
-        farthest = max(first + queries - 1, keys - 1 - first)  # type: ignore[operator]
+        table: Tensor = add_tables(terms.native_bias, terms.bias)  # type: ignore[assignment]
+        first: int = mask.query_offset  # type: ignore[assignment]
+        keys, queries = mask.key_length, mask.query_length
+        farthest = max(first + queries - 1, keys - 1 - first)
         table = fitted(table, min(horizon(table), farthest + 1))
         learns = torch.is_grad_enabled() and table.requires_grad
-        layout = _Layout(queries, keys, first, mask.causal, horizon(table), scale, learns)  # type: ignore[arg-type]
+        layout = _Layout(queries, keys, first, mask.causal, horizon(table), scale, learns)
         output = _Toeplitz.apply(query, key, value, table, mask.padding, layout)
     return output.to(out_dtype), None
 

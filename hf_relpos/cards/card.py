@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hf_relpos.errors import RelPosError
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult, ModelCardData
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
     from transformers import PreTrainedModel
 
 TAGS = ["hf_relpos", "relative-position"]
@@ -42,18 +43,6 @@ _METRICS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "perplexity": ("perplexity", "perplexity", None),
 }
 
-_NATIVE = {
-    "keep": "kept as they were",
-    "gate": "kept, times a learned number that started at 1",
-    "drop": "dropped",
-}
-
-_GATE = {
-    "none": "fixed",
-    "head": "one learned gate per layer and head, started at 1",
-    "token": "a gate computed from each token's query, per head, started at 1",
-}
-
 
 class ModelCardError(RelPosError, ValueError):
     """A model card cannot be written from what was given."""
@@ -71,7 +60,8 @@ def write_model_card(
     title: str | None = None,
     license: str | None = None,
     language: str | list[str] | None = None,
-    trained: bool | None = False,
+    trained: bool | None = None,
+    standalone: bool | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write the card of a patched model as `README.md` into the folder the model is saved in.
@@ -88,8 +78,9 @@ def write_model_card(
         title: Name of the model; the folder's name by default.
         license: Licence id of the Hub, for example `"apache-2.0"`.
         language: ISO 639 code or codes, for example `"en"`.
-        trained: Whether the model was trained after it was patched; None if that is not known. Numbers or a
-            training table say that it was.
+        trained: Whether the model was trained after it was patched. None looks: numbers, a training table, or a
+            table or gate that has left its start value say that it was.
+        standalone: Whether the folder also loads without this package (`save_standalone`). None looks.
         overwrite: Whether a `README.md` that is already there may be replaced.
 
     Returns:
@@ -104,16 +95,81 @@ def write_model_card(
     path = directory / "README.md"
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists already. Pass overwrite=True to replace it, or move it away.")
+    card = model_card(
+        model,
+        directory.resolve().name,
+        base_model=base_model,
+        metrics=metrics,
+        baseline=baseline,
+        dataset=dataset,
+        training=training,
+        title=title,
+        license=license,
+        language=language,
+        trained=trained,
+        standalone=is_standalone(directory) if standalone is None else standalone,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    card.save(path)
+    return path
 
+
+def model_card(
+    model: PreTrainedModel,
+    location: str,
+    *,
+    base_model: str | None = None,
+    metrics: Mapping[str, float] | None = None,
+    baseline: Mapping[str, float] | None = None,
+    dataset: str | None = None,
+    training: Mapping[str, Any] | None = None,
+    progress: Sequence[Mapping[str, Any]] = (),
+    title: str | None = None,
+    license: str | None = None,
+    language: str | list[str] | None = None,
+    trained: bool | None = None,
+    standalone: bool = False,
+) -> ModelCard:
+    """The card that :func:`write_model_card` writes; its arguments, and two more.
+
+    Args:
+        model: A patched model.
+        location: What the loading code names: a folder, or an id on the Hub. Its last part is the default title.
+        base_model: As there.
+        metrics: As there.
+        baseline: As there.
+        dataset: As there.
+        training: As there.
+        progress: Numbers measured while training, a row each.
+        title: As there.
+        license: As there.
+        language: As there.
+        trained: As there.
+        standalone: As there.
+
+    Raises:
+        PatchStateError: If the model is not patched.
+        ModelCardError: If a value is not valid for the Hub.
+    """
     from huggingface_hub import ModelCard
 
+    from hf_relpos.cards import facts
     from hf_relpos.patching import patch_report
 
     report = patch_report(model)
     relpos = report.config.to_dict()
-    title = title or directory.resolve().name
-    trained = True if metrics or training else trained
-    base_model = _hub_id(model, base_model)
+    title = title or location.rpartition("/")[2]
+    if metrics or training:
+        trained = True
+    elif trained is None:
+        trained = facts.was_trained(model)
+    if base_model is None:
+        base_model = base_of(model, location)
+    elif not is_hub_id(base_model):
+        raise ModelCardError(
+            f"base_model is {base_model!r}, but must be the id of a model on the Hub, like "
+            '"google-bert/bert-base-uncased". Leave it out for a model that is not there.'
+        )
     auto_class, pipeline_tag = _head_of(model)
     data = _metadata(
         title=title,
@@ -123,32 +179,39 @@ def write_model_card(
         license=license,
         language=language,
     )
-    card = ModelCard.from_template(
+    return ModelCard.from_template(
         data,
         template_str=_template(),
         title=title,
-        folder=directory.resolve().name,
+        location=location,
         base_model=base_model,
-        family=_family_of(model),
+        family=facts.family_of(model),
         model_type=model.config.model_type,
-        schemes=[_describe_scheme(scheme) for scheme in relpos["schemes"]],
-        native=_NATIVE[relpos["native"]],
-        gate=_GATE[relpos["gate"]],
-        settings=_settings(relpos),
+        schemes=[facts.describe_scheme(scheme) for scheme in relpos["schemes"]],
+        native=facts.NATIVE[relpos["native"]],
+        gate=facts.GATE[relpos["gate"]],
+        settings=facts.settings(relpos),
         added=f"{report.added:,}",
         total=f"{report.total:,}",
         auto_class=auto_class,
         results=_result_rows(metrics, baseline),
         has_baseline=bool(baseline),
         dataset=dataset,
-        starts_exact=_starts_exact(relpos),
+        starts_exact=facts.starts_exact(relpos),
         training={name: _plain(value) for name, value in (training or {}).items()},
+        progress=[{name: _plain(value) for name, value in row.items()} for row in progress],
         trained=trained,
-        limits=_limits(relpos, report.trained_length, trained=trained),
+        standalone=standalone,
+        limits=facts.limits(model, report.trained_length, trained),
     )
-    directory.mkdir(parents=True, exist_ok=True)
-    card.save(path)
-    return path
+
+
+def is_standalone(directory: Path) -> bool:
+    """Whether a folder's config names code that lies in the folder for every Auto class, as `save_standalone` does."""
+    config = directory / "config.json"
+    if not config.is_file():
+        return False
+    return "AutoModel" in json.loads(config.read_text(encoding="utf-8")).get("auto_map", {})
 
 
 def _template() -> str:
@@ -156,24 +219,27 @@ def _template() -> str:
     return resources.files("hf_relpos.model_cards").joinpath("TEMPLATE.md").read_text(encoding="utf-8")
 
 
-def _hub_id(model: PreTrainedModel, given: str | None) -> str | None:
-    """The base model's Hub id; None if the model came from a folder, whose path is nobody else's business."""
+def base_of(model: PreTrainedModel, location: str) -> str | None:
+    """The Hub id a model was loaded from.
+
+    None if it came from a folder, whose path is nobody else's business, or from where it is going to.
+    """
+    name = getattr(model.config, "_name_or_path", "")
+    if not name or name == location or Path(name).exists() or not is_hub_id(name):
+        return None
+    return name
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be the id of a repo on the Hub."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    name = given if given is not None else getattr(model.config, "_name_or_path", "")
-    if given is None and (not name or Path(name).exists()):
-        return None
     try:
         validate_repo_id(name)
-    except HFValidationError as error:
-        if given is None:
-            return None
-        raise ModelCardError(
-            f"base_model is {given!r}, but must be the id of a model on the Hub, like "
-            '"google-bert/bert-base-uncased". Leave it out for a model that is not there.'
-        ) from error
-    return name
+    except HFValidationError:
+        return False
+    return True
 
 
 def _head_of(model: PreTrainedModel) -> tuple[str, str | None]:
@@ -182,10 +248,6 @@ def _head_of(model: PreTrainedModel) -> tuple[str, str | None]:
         if name.endswith(ending):
             return head
     return "AutoModel", None
-
-
-def _family_of(model: PreTrainedModel) -> str:
-    return model.config.model_type.removeprefix("relpos-")
 
 
 def _metadata(
@@ -247,51 +309,6 @@ def _result_rows(metrics: Mapping[str, float] | None, baseline: Mapping[str, flo
         }
         for key, value in (metrics or {}).items()
     ]
-
-
-def _describe_scheme(scheme: Mapping[str, Any]) -> str:
-    fields = ", ".join(f"{name}={value!r}" for name, value in scheme.items() if name != "type")
-    return f"`{scheme['type']}` ({fields})" if fields else f"`{scheme['type']}`"
-
-
-def _settings(relpos: Mapping[str, Any]) -> dict[str, str]:
-    """The remaining fields of the config."""
-    window, layers = relpos["window"], relpos["layers"]
-    return {
-        "window": "none, every token is seen" if window is None else f"{window} tokens to each side",
-        "layers": "all" if layers is None else ", ".join(map(str, layers)),
-        "tables and gates": "shared by the layers" if relpos["share_layers"] else "one set per layer",
-        "engine": relpos["engine"],
-        "written by": f"hf_relpos {relpos['version']}",
-    }
-
-
-def _starts_exact(relpos: Mapping[str, Any]) -> bool:
-    """Whether a fresh patch of this kind leaves the model's function as it was."""
-    return (
-        relpos["native"] != "drop"
-        and relpos.get("window") is None
-        and all(scheme.get("init", "zeros") == "zeros" for scheme in relpos["schemes"])
-    )
-
-
-def _limits(relpos: Mapping[str, Any], trained_length: int | None, *, trained: bool | None) -> list[str]:
-    limits = []
-    if relpos["native"] != "drop" and trained_length is not None:
-        limits.append(
-            f"Inputs of more than {trained_length} tokens are refused: the pretrained positions end there. "
-            'Patch with `native="drop"` and fine-tune to go beyond.'
-        )
-    for scheme in relpos["schemes"]:
-        if "max_distance" in scheme:
-            limits.append(
-                f"`{scheme['type']}` does not tell tokens apart that are {scheme['max_distance']} "
-                "or more positions away on the same side."
-            )
-    if trained is False:
-        limits.append("The relative tables are at their start values until the model is fine-tuned.")
-    limits.append("Everything that holds for the model it was made from (data, language, biases) holds here as well.")
-    return limits
 
 
 def _plain(value: Any) -> str:

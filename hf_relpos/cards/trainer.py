@@ -1,0 +1,87 @@
+"""The Trainer's model card for a patched model: ours, with what the Trainer knows.
+
+`Trainer.create_model_card`, which `push_to_hub=True` calls as well, replaces the folder's `README.md` by a draft that
+knows nothing of the patch, and there is no hook in it. So the method is wrapped; for any other model it is what it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+from hf_relpos.cards import ownership
+
+
+def wrap_trainer() -> None:
+    """Wrap the Trainer's method, once, if the Trainer is in use."""
+    module = sys.modules.get("transformers.trainer")
+    if module is not None:
+        _wrap(module.Trainer)
+
+
+@cache
+def _wrap(trainer_class: Any) -> None:
+    original = trainer_class.create_model_card
+
+    @wraps(original)
+    def create_model_card(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        from hf_relpos.models import RelPosModelMixin
+
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if not isinstance(model, RelPosModelMixin):
+            original(trainer, *args, **kwargs)
+        elif trainer.is_world_process_zero():
+            given = inspect.signature(original).bind(trainer, *args, **kwargs).arguments
+            given.pop("self")
+            _write(trainer, model, given)
+
+    trainer_class.create_model_card = create_model_card
+
+
+def _write(trainer: Any, model: Any, given: dict[str, Any]) -> None:
+    """Write the card, or add the Trainer's metadata to the one that somebody wrote."""
+    from huggingface_hub import ModelCard, ModelCardData
+    from transformers.modelcard import TrainingSummary
+
+    from hf_relpos.cards.card import base_of, is_standalone, model_card
+
+    directory = Path(trainer.args.output_dir)
+    path = directory / "README.md"
+    summary = TrainingSummary.from_trainer(trainer, **given)
+    known = _metadata(summary, given.get("finetuned_from") or base_of(model, ""))
+    if path.exists() and not ownership.is_untouched(path.read_text("utf-8"), ownership.ON_SAVING, ownership.BY_TRAINER):
+        card = ModelCard.load(path)
+        card.data = ModelCardData(**ownership.completed(card.data.to_dict(), known))
+        card.save(path)
+        return
+    card = model_card(
+        model,
+        getattr(trainer, "hub_model_id", None) or directory.resolve().name,
+        base_model=known.get("base_model"),
+        metrics={name.lower().replace(" ", "_"): value for name, value in (summary.eval_results or {}).items()},
+        dataset=", ".join(_listed(summary.dataset)) or None,
+        training=summary.hyperparameters,
+        progress=summary.eval_lines or (),
+        title=summary.model_name,
+        license=summary.license,
+        language=summary.language,
+        standalone=is_standalone(directory),
+    )
+    card.data = ModelCardData(**ownership.completed(card.data.to_dict(), known))
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(ownership.mark(str(card), ownership.BY_TRAINER), encoding="utf-8")
+
+
+def _metadata(summary: Any, base_model: str | None) -> dict[str, Any]:
+    """The Trainer's metadata, less what the Hub refuses: a folder as base model, results without a task or data set."""
+    known = {**summary.create_metadata(), "base_model": base_model}
+    if not any(entry["results"] for entry in known.get("model-index", ())):
+        known.pop("model-index", None)
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def _listed(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
