@@ -455,3 +455,21 @@ def test_without_a_sound_operator_it_refuses_and_says_so(engine: str, caplog: py
         assert REFUSES[engine](query, value, terms, mask, dropout) == "this release of PyTorch"
     assert "the other engines run instead" in caplog.text
     assert choose("auto", query, query, value, terms, mask, dropout) not in ("banded", "toeplitz")
+
+
+def test_the_operators_of_other_devices_have_the_form_that_is_expected_of_them():
+    query, key = torch.empty(2, 3, 40, 16, device="meta"), torch.empty(2, 3, 50, 16, device="meta")
+    output, log_sum = fused.attend(query, key, key, None, 0.5)
+    assert output.shape == query.shape
+    assert log_sum.shape == (2, 3, 40)
+    grads = fused.attend_backward(query, query, key, key, output, log_sum, None, 0.5)
+    assert [grad.shape for grad in grads] == [query.shape, key.shape, key.shape]
+
+
+def test_auto_stays_with_what_runs_everywhere_off_the_cpu():
+    states = torch.empty(1, 1, 4096, 4, device="meta")
+    terms = RelativeTerms(bias=torch.zeros(1, 3, device="meta"))
+    assert choose("auto", states, states, states, terms, AttentionMask(4096, 4096), 0.0) == "blockwise"
+    for engine in REFUSES:
+        with pytest.raises(ValueError, match="cannot take tensors on 'meta'"):
+            choose(engine, states, states, states, terms, AttentionMask(4096, 4096), 0.0)

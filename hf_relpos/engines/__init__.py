@@ -123,8 +123,8 @@ def by_speed(query: Tensor, key: Tensor, terms: RelativeTerms, mask: AttentionMa
     fixed_bias = only_bias and not _learns(terms)
     last = "eager" if queries * keys <= EAGER_SCORES else "blockwise"
     short = SHORT_FIXED_BIAS if fixed_bias else SHORT_BIAS if only_bias else SHORT
-    if queries < short and last == "eager":
-        return [last]
+    if query.device.type != "cpu" or (queries < short and last == "eager"):
+        return [last]  # on other devices nothing has been measured
     names = ["dense", last]
     if mask.window is not None or queries >= (LONG_CAUSAL if mask.causal else LONG):
         names.insert(0, "banded")

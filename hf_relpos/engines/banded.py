@@ -25,7 +25,9 @@ def refuses(query: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionM
         return None  # nothing is left to the fused operator
     if dropout > 0:
         return "attention dropout"
-    if not fused.is_sound():
+    if mask.padding is not None and query.device.type != "cpu":
+        return f"padding on {query.device.type!r}"
+    if not fused.is_sound(query.device.type):
         return "this release of PyTorch"
     return None
 

@@ -22,7 +22,7 @@ def refuses(query: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionM
         return "torch.jit.trace"
     if torch._C._are_functorch_transforms_active():
         return "transforms of torch.func"
-    if query.device.type != "cpu":
+    if query.device.type not in ("cpu", "cuda"):
         return f"tensors on {query.device.type!r}"
     if type(query) is not Tensor:
         return f"tensors of type {type(query).__name__}"

@@ -197,7 +197,7 @@ class Inputs:
             return None
         item = part.sequences.start * self.heads + part.heads.start
         number = item * self.plan.queries + part.block.queries.start + tile.rows.start
-        generator = torch.Generator(device="cpu").manual_seed((self.seed + number) % 2**62)
+        generator = torch.Generator(device=like.device).manual_seed((self.seed + number) % 2**62)
         kept = scratch("kept", like, *like.shape).bernoulli_(1 - self.plan.dropout, generator=generator)
         return kept.div_(1 - self.plan.dropout)
 
@@ -206,7 +206,7 @@ class Inputs:
         if self.padding is None:
             return None
         padding = self.padding[part.sequences, None, None, keys]
-        mask = self.query.new_zeros(padding.shape).masked_fill_(~padding, float("-inf"))
+        mask = self.query.new_zeros(padding.shape).masked_fill_(~padding, HIDDEN)
         return mask.expand(-1, 1, part.block.queries.stop - part.block.queries.start, -1)
 
     def tails(self, part: Part, queries: Tensor, gate: Tensor | None) -> Iterator[tuple[int, slice, Tensor | None]]:

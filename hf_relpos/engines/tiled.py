@@ -195,9 +195,6 @@ class _Forward:
                 inputs.tail_mask(part, keys),
                 inputs.plan.scale,
             )
-            if inputs.padding is not None:
-                blind = ~inputs.padding[part.sequences, keys].any(-1)
-                tail_log_sum = tail_log_sum.masked_fill(blind[:, None, None], float("-inf"))
             tail_output, tail_log_sum = tail_output.flatten(0, 1), tail_log_sum.flatten(0, 1)
             if number is not None:
                 tail_log_sum = tail_log_sum + number

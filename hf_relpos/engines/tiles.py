@@ -182,7 +182,7 @@ class Scratch:
     def __call__(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """A contiguous tensor with any content, in the dtype of ``like``, valid until its name is asked for again."""
         numbers = prod(shape)
-        if numbers > KEPT_NUMBERS:
+        if numbers > KEPT_NUMBERS or like.device.type != "cpu":
             return like.new_empty(shape)
         kept: dict[Any, Tensor] = self._kept.__dict__
         memory = kept.get((name, like.dtype))

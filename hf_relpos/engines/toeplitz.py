@@ -46,7 +46,9 @@ def refuses(query: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionM
         return "a window"
     if mask.padding is not None and not _in_one_piece(mask.padding):
         return "padding between the tokens"
-    if not fused.is_sound():
+    if query.device.type != "cpu":
+        return f"tensors on {query.device.type!r}"
+    if not fused.is_sound("cpu"):
         return "this release of PyTorch"
     return None
 
