@@ -39,6 +39,9 @@ REFUSES: dict[str, Callable[..., str | None]] = {
 # Below so many queries, holding all scores is fastest: in general, for a bias alone, for a bias that does not learn.
 SHORT, SHORT_BIAS, SHORT_FIXED_BIAS = 96, 192, 128
 
+# The same with attention dropout, which no fused operator takes.
+SHORT_DROPPING, SHORT_BIAS_DROPPING = 192, 512
+
 # From so many queries on, the fused operator pays off.
 LONG, LONG_CAUSAL = 1024, 513
 
@@ -108,7 +111,7 @@ def choose(
         return engine
     name = next(
         name
-        for name in by_speed(query, key, terms, mask)
+        for name in by_speed(query, key, terms, mask, dropout)
         if name not in REFUSES or REFUSES[name](query, value, terms, mask, dropout) is None
     )
     if not torch.compiler.is_compiling():
@@ -116,13 +119,16 @@ def choose(
     return name
 
 
-def by_speed(query: Tensor, key: Tensor, terms: RelativeTerms, mask: AttentionMask) -> list[str]:
+def by_speed(query: Tensor, key: Tensor, terms: RelativeTerms, mask: AttentionMask, dropout: float) -> list[str]:
     """The engines for a case, the fastest first; some may not be able to take it, the last one can."""
     queries, keys = query.shape[2], key.shape[2]
     only_bias = terms.query is None and terms.key is None and terms.value is None
     fixed_bias = only_bias and not _learns(terms)
     last = "eager" if queries * keys <= EAGER_SCORES else "blockwise"
-    short = SHORT_FIXED_BIAS if fixed_bias else SHORT_BIAS if only_bias else SHORT
+    if dropout > 0:
+        short = SHORT_BIAS_DROPPING if only_bias else SHORT_DROPPING
+    else:
+        short = SHORT_FIXED_BIAS if fixed_bias else SHORT_BIAS if only_bias else SHORT
     if query.device.type != "cpu" or (queries < short and last == "eager"):
         return [last]  # on other devices nothing has been measured
     names = ["dense", last]
