@@ -1,8 +1,8 @@
 """How much memory each engine needs on top of its inputs, by length: ``python -m benchmarks.memory``.
 
-Shaw's key and value vectors (k = 16) with 12 heads of 64 and one sequence, forward alone and with the backward
-pass, against PyTorch's fused attention without positions. What must hold: with ``blockwise``, doubling the length
-from 2048 to 4096 raises the peak by less than 2.3 times.
+Shaw's key and value vectors (k = 16; a bias for engines that take nothing else) with 12 heads of 64 and one sequence,
+forward alone and with the backward pass, against PyTorch's fused attention without positions. What must hold: with
+``blockwise``, doubling the length from 2048 to 4096 raises the peak by less than 2.3 times.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ LINEAR_ENGINE, SHORT, LONG, MOST_GROWTH = "blockwise", 2048, 4096, 2.3
 # An engine that holds all scores has about so many tensors of their size at its peak.
 SCORE_TENSORS = 11
 QUADRATIC = ("eager",)
+
+# Engines that take no more than a bias, and are measured with one.
+BIAS_ONLY = ("toeplitz",)
 
 METHOD = (
     "Each number comes from a fresh process. It makes the inputs, runs a short warm-up, and reads its resident "
@@ -66,13 +69,14 @@ def measure(engine: str, length: int, direction: str, threads: int) -> float:
 
 
 def inputs(length: int) -> tuple[Any, ...]:
-    """Queries, keys, values, and the two tables."""
+    """Queries, keys, values, Shaw's two tables, and a bias."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn(BATCH, HEADS, length, HEAD_DIM, generator=generator) for _ in range(3)]
     tables = [torch.randn(1, 2 * CLIP + 1, HEAD_DIM, generator=generator) for _ in range(2)]
-    return tuple(tensor.requires_grad_() for tensor in (*states, *tables))
+    bias = torch.randn(HEADS, 2 * CLIP + 1, generator=generator)
+    return tuple(tensor.requires_grad_() for tensor in (*states, *tables, bias))
 
 
 def attention(engine: str, backward: bool) -> Callable[..., None]:
@@ -84,12 +88,14 @@ def attention(engine: str, backward: bool) -> Callable[..., None]:
     from hf_relpos.masks import AttentionMask
     from hf_relpos.terms import RelativeTerms
 
-    def run(query: Any, key: Any, value: Any, key_table: Any, value_table: Any) -> None:
+    def run(query: Any, key: Any, value: Any, key_table: Any, value_table: Any, bias: Any) -> None:
         with torch.set_grad_enabled(backward):
             if engine == PLAIN:
                 output = scaled_dot_product_attention(query, key, value)
             else:
                 terms = RelativeTerms(query=key_table, value=value_table)
+                if engine in BIAS_ONLY:
+                    terms = RelativeTerms(bias=bias)
                 mask = AttentionMask(query.shape[2], key.shape[2])
                 output, _ = attend(query, key, value, terms, mask, scale=HEAD_DIM**-0.5, engine=engine)
         if backward:
