@@ -20,7 +20,7 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_relpos import config
-from hf_relpos.engines import ENGINES, REFUSES, attend, choose
+from hf_relpos.engines import ENGINES, REFUSES, attend, choose, single
 from hf_relpos.masks import AttentionMask
 from hf_relpos.schemes.t5 import bucket_of
 from hf_relpos.terms import RelativeTerms
@@ -654,6 +654,40 @@ def test_every_engine_is_covered_and_can_be_asked_for_by_name():
     for name in ENGINES:
         assert chosen(name, 8) == name
         assert name in TAKE_ALL or f'"{name}"' in Path(__file__).with_name("test_tiled.py").read_text()
+
+
+# One query with a growing cache
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("keys", [1, 3, 30])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("names", [
+    ("bias",), ("native_bias",), ("query",), ("value",), ("query", "value", "gate"),
+    ("bias", "query", "value", "gate", "native_bias"),
+], ids=" ".join)  # fmt: skip
+def test_a_single_last_query_equals_the_reference(names: tuple[str, ...], padded: bool, keys: int, causal: bool):
+    random = torch.Generator().manual_seed(3)
+    made = make_case(names, queries=1, keys=keys, key_heads=2)
+    states = dict(made.tensors)
+    padding = torch.rand(2, keys, generator=random) < 0.6 if padded else None
+    if padding is not None:
+        padding[0] = False  # sees nothing
+    mask = AttentionMask(1, keys, query_offset=keys - 1, causal=causal, padding=padding)
+
+    def run(engine: str, leaves: dict[str, Tensor]) -> Tensor:
+        return attend(leaves["q"], leaves["k"], leaves["v"], made.terms(leaves), mask, scale=0.4, engine=engine)[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        calls = []
+        patch.setattr(
+            single, "attend", lambda *args, plain=single.attend, **kw: (calls.append(1), plain(*args, **kw))[1]
+        )
+        actual = reference.output_and_gradients(partial(run, "auto"), states)
+        expected = reference.output_and_gradients(partial(run, "eager"), states)
+    assert calls == [1]
+    reference.assert_all_close(actual, expected, 1e-12)
 
 
 # Masks that do not fit

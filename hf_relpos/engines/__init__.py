@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_relpos.engines import banded, blockwise, dense, eager, plain, toeplitz
+from hf_relpos.engines import banded, blockwise, dense, eager, plain, single, toeplitz
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
@@ -89,6 +89,8 @@ def attend(
         return plain.attend(query, key, value, mask, scale=scale, dropout=dropout)
     if weights:
         return eager.attend(query, key, value, terms, mask, scale=scale, dropout=dropout, weights=True)
+    if engine == "auto" and single.takes(query, terms, mask, dropout):
+        return single.attend(query, key, value, terms, mask, scale=scale)
     name = choose(engine, query, key, value, terms, mask, dropout)
     return ENGINES[name](query, key, value, terms, mask, scale=scale, dropout=dropout)
 

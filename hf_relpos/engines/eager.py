@@ -153,8 +153,8 @@ def _gated(scores: Tensor, gate: Tensor | None) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Autocast off, on devices that have it."""
-    if torch.amp.is_autocast_available(device.type):
+    """Autocast off, where it is on."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

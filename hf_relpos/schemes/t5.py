@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_relpos.schemes.base import AttentionGeometry, LearnedTable, Scheme, SchemeConfig
 from hf_relpos.terms import RelativeTerms
@@ -82,11 +82,28 @@ class T5BiasScheme(Scheme):
     def forward(self) -> RelativeTerms:
         """The bias ``[heads, 2 * max_distance + 1]``."""
         table = self.bucket_table()
-        k = self.config.max_distance
-        # Computed, not stored: a buffer outside the checkpoint would be uninitialised memory after loading.
-        offsets = torch.arange(-k, k + 1, device=table.device)
-        buckets = bucket_of(offsets, self.config.num_buckets, k, causal=self.causal)
+        buckets = _buckets(self.config.num_buckets, self.config.max_distance, self.causal, table)
         return RelativeTerms(bias=table[:, buckets])
+
+
+# Buckets computed before. Not buffers: one outside the checkpoint would be uninitialised memory after loading.
+_KNOWN: dict[tuple[int, int, bool, torch.device], Tensor] = {}
+
+
+def _buckets(num_buckets: int, max_distance: int, causal: bool, table: Tensor) -> Tensor:
+    """The buckets of the offsets ``-max_distance .. max_distance``, on the device of the table that they are for."""
+    asked = (num_buckets, max_distance, causal, table.device)
+    # What compilers, exporters and meta devices work with are not tensors with numbers.
+    is_ordinary = type(table) in (Tensor, nn.Parameter) and table.device.type != "meta"
+    keep = is_ordinary and not torch.compiler.is_compiling()
+    if keep and asked in _KNOWN:
+        return _KNOWN[asked]
+    with torch.inference_mode(False):
+        offsets = torch.arange(-max_distance, max_distance + 1, device=table.device)
+        buckets = bucket_of(offsets, num_buckets, max_distance, causal)
+    if keep:
+        _KNOWN[asked] = buckets
+    return buckets
 
 
 def exact_distances(num_buckets: int, causal: bool) -> int:
