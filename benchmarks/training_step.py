@@ -1,126 +1,98 @@
 """A full training step of a patched model against the same model unpatched: ``python -m benchmarks.training_step``.
 
-Forward and backward, 4 layers, hidden size 768, 12 heads, vocabulary 8,000, no dropout, random weights. The models of a
+Forward and backward, 4 layers, random weights. BERT and GPT-2: hidden size 768, 12 heads, vocabulary 8,000; T5: model
+size 512, 8 heads, source and target of the length given. No dropout, unless ``--dropout`` gives one for the attention
+weights; no padding, unless ``--padding`` asks for lengths uniform in half to all of the length. The models of a
 comparison take their steps in turn, in one process, so that a machine that changes its pace changes it for all of them;
-a ratio is the median of a model's times over the median of the unpatched one's.
+a ratio is the median of a model's times over the median of the unpatched one's. Each family, length and variant is a
+part of the results, which measuring it again replaces.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import statistics
-import time
-from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+from torch import Tensor, nn
 
-from benchmarks.common import print_table, write_results
-from hf_relpos import ClippedBias, RelPosConfig, Shaw, T5Bias, patch_model
+from benchmarks.common import RESULTS, print_table
+from benchmarks.models import FAMILIES, PATCHES, UNPATCHED, batch_of, patched, unpatched
+from benchmarks.parts import Part, part, write_parts
+from benchmarks.rounds import summary, take_turns, timed
 
 LENGTHS = (128, 512, 1024, 2048, 4096)
 TOKENS = 2048  # per step, or one sequence where that is longer
-VOCABULARY = 8000
-UNPATCHED = "unpatched, sdpa"
-SCHEMES: dict[str, dict[str, Any]] = {
-    "bert": {
-        "Shaw(8)": Shaw(8),
-        "Shaw(16)": Shaw(16),
-        "Shaw(32)": Shaw(32),
-        "T5Bias()": T5Bias(),
-        "ClippedBias(128)": ClippedBias(128),
-    },
-    "gpt2": {"Shaw(16)": Shaw(16), "T5Bias()": T5Bias()},
-}
 
 
-def build(family: str, length: int) -> torch.nn.Module:
-    """The unpatched model, in training mode."""
-    torch.manual_seed(0)
-    if family == "bert":
-        config: Any = BertConfig(
-            vocab_size=VOCABULARY, num_hidden_layers=4, max_position_embeddings=length,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        )  # fmt: skip
-        return BertForMaskedLM(config).train()
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_layer=4, n_positions=length, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config).train()
-
-
-def step(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> float:
+def step(model: nn.Module, batch: dict[str, Tensor]) -> float:
     """The seconds one forward and backward pass takes."""
     model.zero_grad()
-    start = time.perf_counter()
-    model(**batch).loss.backward()
-    return time.perf_counter() - start
+    return timed(lambda: model(**batch).loss.backward(), batch["input_ids"].device)
 
 
-def compare(steps: dict[str, Callable[[], float]], seconds: float) -> dict[str, list[float]]:
-    """Times of each, taken in turn until the seconds are over; at least three rounds after one to warm up."""
-    for run in steps.values():
-        run()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or min(map(len, times.values())) < 3:
-        for name, run in steps.items():
-            times[name].append(run())
-    return times
-
-
-def measure(family: str, length: int, seconds: float, engine: str) -> list[dict[str, Any]]:
+def measure(
+    family: str,
+    length: int,
+    seconds: float,
+    engine: str = "auto",
+    *,
+    padding: bool = False,
+    dropout: float = 0.0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> list[dict[str, Any]]:
     """One row per model."""
-    models = {UNPATCHED: build(family, length)}
-    for name, scheme in SCHEMES[family].items():
-        models[name] = patch_model(build(family, length), RelPosConfig(scheme, engine=engine))  # type: ignore[type-var]
-    ids = torch.randint(VOCABULARY, (max(1, TOKENS // length), length))
-    batch = {"input_ids": ids, "labels": ids}
-    times = compare({name: lambda model=model: step(model, batch) for name, model in models.items()}, seconds)
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
-    return [
-        {
-            "family": family,
-            "length": length,
-            "batch": len(ids),
-            "model": name,
-            "rounds": len(times[name]),
-            "seconds": round(median, 4),
-            "ratio": round(median / medians[UNPATCHED], 3),
-        }
-        for name, median in medians.items()
-    ]
+    models = {UNPATCHED: unpatched(family, length, dropout)}
+    for name in PATCHES[family]:
+        models[name] = patched(family, name, length, dropout, engine=engine)
+    batch = batch_of(family, length, max(1, TOKENS // length), padding)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    runs = {name: partial(step, model.to(device, dtype), batch) for name, model in models.items()}
+    rows = summary(take_turns(runs, seconds), UNPATCHED)
+    return [{"model": name, "batch": len(batch["input_ids"]), **row} for name, row in rows.items()]
+
+
+def measured_part(family: str, length: int, args: argparse.Namespace) -> Part:
+    """One family and length, measured and printed."""
+    variant = {"padding": args.padding, "dropout": args.dropout}
+    rows = measure(family, length, args.seconds, args.engine, **variant)
+    said = [f"{family}, {length} tokens x {rows[0]['batch']}"]
+    said += ["padded"] * args.padding + [f"attention dropout {args.dropout}"] * (args.dropout > 0)
+    print_table(
+        [
+            [", ".join(said), "seconds", "ratio"],
+            *([row["model"], f"{row['seconds']:.3f}", f"{row['ratio']:.2f}"] for row in rows),
+        ]
+    )
+    print(flush=True)
+    of = {"family": family, "length": length, **variant, "engine": args.engine}
+    return part(of, rows, threads=args.threads, dtype="float32")
 
 
 def main() -> None:
     """Measure, print, and keep the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
+    parser.add_argument("--padding", action="store_true", help="sequences of random length in a batch")
+    parser.add_argument("--dropout", type=float, default=0.0, help="dropout of the attention weights")
     parser.add_argument("--seconds", type=float, default=30, help="per family and length")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output-dir", type=Path, default=RESULTS, help="where training_step.json is")
     parser.add_argument("--no-save", action="store_true", help="print only")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    results = []
     for family in args.families:
         for length in args.lengths:
-            rows = measure(family, length, args.seconds, args.engine)
-            results += rows
-            print_table(
-                [
-                    [f"{family}, {length} tokens x {rows[0]['batch']}", "seconds", "ratio"],
-                    *([row["model"], f"{row['seconds']:.3f}", f"{row['ratio']:.2f}"] for row in rows),
-                ]
-            )
-            print(flush=True)
+            measured = measured_part(family, length, args)
+            if not args.no_save:  # at once: a long run that is broken off keeps what it has
+                print(write_parts("training_step", [measured], args.output_dir), end="\n\n")
             gc.collect()
-    if not args.no_save:
-        print(write_results("training_step", {"threads": args.threads, "engine": args.engine, "results": results}))
 
 
 if __name__ == "__main__":

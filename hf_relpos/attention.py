@@ -65,9 +65,15 @@ def relpos_attention(
     Returns:
         The output ``[batch, queries, heads, value_dim]``, and the weights ``[batch, heads, queries, keys]`` if the
         model records them.
+
+    Raises:
+        ValueError: if the mask does not fit, the input is packed in a way only flash kernels know of, or the model is
+            exported with an engine that cannot be.
     """
     relpos = relpos_of(module)
     mask = _as_mask(attention_mask, module, query, key)
+    if kwargs.get("cu_seq_lens_q") is not None:
+        _refuse_packed_for_flash(mask)
     if relpos is None:
         _refuse_unpatched(module)
         terms, engine = RelativeTerms(), "auto"
@@ -77,7 +83,7 @@ def relpos_attention(
     else:
         keeps_bias = position_bias is not None and relpos.config.native != "drop"
         terms = relpos(query, position_bias[0, :, 0] if keeps_bias else None)  # type: ignore[index]
-        engine = relpos.config.engine
+        engine = _engine_for_trace(relpos.config.engine) if _is_traced() else relpos.config.engine
         if relpos.config.window is not None and relpos.schemes:
             mask = replace(mask, window=relpos.config.window)
     output, weights = attend(
@@ -126,12 +132,14 @@ def relpos_mask(
     if isinstance(attention_mask, AttentionMask):
         return attention_mask
     _check_columns(attention_mask, q_length, q_offset, kv_length, kv_offset)
+    if _is_traced():
+        q_offset = torch.as_tensor(q_offset, device=device)
     mask = AttentionMask(
         query_length=q_length,
         key_length=kv_length,
         # A new tensor where it is one: a static cache advances its own, in place, before attention runs.
         query_offset=q_offset - kv_offset,
-        padding=_padding(attention_mask, kv_length, kv_offset),
+        padding=_padding(attention_mask, batch_size, kv_length, kv_offset),
     )
     if mask_function is bidirectional_mask_function:
         return mask
@@ -152,6 +160,26 @@ def relpos_mask(
         )
         return replace(mask, dense=dense)
     return replace(mask, pattern=_pattern(mask_function, batch_size, kv_offset))
+
+
+def _is_traced() -> bool:
+    """Whether the model is recorded, to run at other lengths than this one: ``torch.export``, ONNX, ``torch.jit``.
+
+    Where engines know the queries' position as a number, they lay out offsets by comparing lengths, and the record
+    would keep the outcome. The position as a tensor makes them compute the offset of every pair.
+    """
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def _engine_for_trace(engine: str) -> str:
+    """The engine that is right at every length: a choice by length, or a loop over blocks, holds for one only."""
+    if engine in ("auto", "eager"):
+        return "eager"
+    raise ValueError(
+        f"The engine {engine!r} cannot be exported or traced: what it does depends on the length. Patch with "
+        "engine='auto' or 'eager' for that, or load the saved model with another engine: "
+        "config.relpos = {**config.relpos, 'engine': 'eager'}, then from_pretrained(..., config=config)."
+    )
 
 
 def _check_columns(
@@ -188,14 +216,36 @@ def _refuse_unpatched(module: nn.Module) -> None:
         )
 
 
-def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
-    """The part of a 2-D padding mask that covers the keys; columns it does not have (unfilled cache) are hidden."""
+def _refuse_packed_for_flash(mask: AttentionMask) -> None:
+    """Refuse sequences packed into one row whose bounds (``cu_seq_lens_q``) the mask does not know."""
+    if mask.pattern is None and mask.dense is None:
+        raise ValueError(
+            "The sequences are packed into one row for flash attention (cu_seq_lens_q), and nothing in the attention "
+            "mask keeps them apart: they would attend to each other. Pad them instead. (GPT-2 takes packed rows with "
+            "position_ids that start again at 0, no attention_mask, and use_cache=False; continuous batching is not "
+            "supported.)"
+        )
+
+
+def _padding(attention_mask: Tensor | None, batch_size: int, kv_length: int, kv_offset: int) -> Tensor | None:
+    """The part of a 2-D padding mask that covers the keys; columns it does not have (unfilled cache) are hidden.
+
+    None where nothing is hidden and that can be seen without waiting for a device: one look here saves one per layer.
+    """
     if attention_mask is None:
         return None
     missing = kv_offset + kv_length - attention_mask.shape[-1]
     if missing > 0:
         attention_mask = F.pad(attention_mask, (0, missing))
-    return attention_mask[:, kv_offset : kv_offset + kv_length]
+    padding = attention_mask[:, kv_offset : kv_offset + kv_length]
+    # One with a wrong number of rows is kept, to be refused.
+    return None if len(padding) == batch_size and _can_look_at(padding) and padding.all() else padding
+
+
+def _can_look_at(tensor: Tensor) -> bool:
+    """Whether Python may decide by a tensor's content: nothing is recorded, and there is no device to wait for."""
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    return type(tensor) is Tensor and tensor.device.type == "cpu" and not recorded
 
 
 def _pattern(mask_function: Any, batch_size: int, kv_offset: int) -> Pattern:
@@ -217,7 +267,10 @@ def _as_mask(
         return attention_mask
     queries, keys = query.shape[2], key.shape[2]
     # No record means no word on positions: the queries are then the last of the keys, as in a growing cache.
-    mask = AttentionMask(query_length=queries, key_length=keys, query_offset=keys - queries)
+    offset: int | Tensor = keys - queries
+    if _is_traced():
+        offset = torch.as_tensor(offset, device=query.device)
+    mask = AttentionMask(query_length=queries, key_length=keys, query_offset=offset)
     if attention_mask is None:
         return replace(mask, causal=bool(getattr(module, "is_causal", False)))
     mask = replace(mask, dense=attention_mask)
