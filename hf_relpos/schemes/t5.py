@@ -92,18 +92,16 @@ _KNOWN: dict[tuple[int, int, bool, torch.device], Tensor] = {}
 
 def _buckets(num_buckets: int, max_distance: int, causal: bool, table: Tensor) -> Tensor:
     """The buckets of the offsets ``-max_distance .. max_distance``, on the device of the table that they are for."""
-    asked = (num_buckets, max_distance, causal, table.device)
-    # What compilers, exporters and meta devices work with are not tensors with numbers.
-    is_ordinary = type(table) in (Tensor, nn.Parameter) and table.device.type != "meta"
-    keep = is_ordinary and not torch.compiler.is_compiling()
-    if keep and asked in _KNOWN:
-        return _KNOWN[asked]
-    with torch.inference_mode(False):
+    # What compilers, exporters and meta devices work with are not tensors with numbers, to be kept.
+    if torch.compiler.is_compiling() or type(table) not in (Tensor, nn.Parameter) or table.device.type == "meta":
         offsets = torch.arange(-max_distance, max_distance + 1, device=table.device)
-        buckets = bucket_of(offsets, num_buckets, max_distance, causal)
-    if keep:
-        _KNOWN[asked] = buckets
-    return buckets
+        return bucket_of(offsets, num_buckets, max_distance, causal)
+    asked = (num_buckets, max_distance, causal, table.device)
+    if asked not in _KNOWN:
+        with torch.inference_mode(False):
+            offsets = torch.arange(-max_distance, max_distance + 1, device=table.device)
+            _KNOWN[asked] = bucket_of(offsets, num_buckets, max_distance, causal)
+    return _KNOWN[asked]
 
 
 def exact_distances(num_buckets: int, causal: bool) -> int:
