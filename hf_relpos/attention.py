@@ -239,7 +239,7 @@ def _padding(attention_mask: Tensor | None, batch_size: int, kv_length: int, kv_
         attention_mask = F.pad(attention_mask, (0, missing))
     padding = attention_mask[:, kv_offset : kv_offset + kv_length]
     # One with a wrong number of rows is kept, to be refused.
-    return None if len(padding) == batch_size and _can_look_at(padding) and padding.all() else padding
+    return None if _can_look_at(padding) and len(padding) == batch_size and padding.all() else padding
 
 
 def _can_look_at(tensor: Tensor) -> bool:

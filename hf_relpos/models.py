@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from hf_relpos import attention, compat, wiring
+from hf_relpos import attention, compat, resuming, wiring
 from hf_relpos.config import RelPosConfig
 from hf_relpos.configuration import CLASS_PREFIX, CONFIGS, warn_of_other_attention
 from hf_relpos.errors import PatchStateError
@@ -59,6 +59,27 @@ class RelPosModelMixin(HubMixin, _Base):
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         """Keep our attention, and say so: any other would leave the relative positions out."""
         warn_of_other_attention(attn_implementation)
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused, also for ``generate_batch``, which calls it.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            f"{type(self).__name__} does not support continuous batching (generate_batch, or cache_implementation="
+            "'paged'): several sequences lie in one row there, and relative positions would be counted across them. "
+            "Call generate with a padded batch."
+        )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load into the model that is there, as the Trainer does to resume.
+
+        Raises:
+            PatchStateError: if the weights were saved with other relative positions.
+        """
+        resuming.check_state(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     # Loading leaves parameters that the checkpoint does not have uninitialised, and asks, for each module, the nearest
     # model around it to initialise them. All models inside a patched one are patched, so that is always this.

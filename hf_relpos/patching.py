@@ -175,7 +175,8 @@ def _patchable(model: Any) -> Family:
         )
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
-            f"patch_model takes a model of Transformers, but was given {type(model).__name__}. {_supported()}"
+            f"patch_model takes a model of Transformers, but was given {type(model).__name__}. {_supported()} "
+            f"{_hint(model)}".rstrip()
         )
     if is_patched(model):
         what = type(model).__name__ if isinstance(model, RelPosModelMixin) else f"A model inside {type(model).__name__}"
@@ -243,7 +244,12 @@ def _outermost(model: Any, wanted: Callable[[nn.Module], bool]) -> str:
     outermost = [path for path in inner if not any(path.startswith(other + ".") for other in inner)]
     if not outermost:
         return ""
-    return "It contains models to call this on, one by one: " + ", ".join(f"model.{path}" for path in outermost) + "."
+    return "It contains models to call this on, one by one: " + ", ".join(map(_expression, outermost)) + "."
+
+
+def _expression(path: str) -> str:
+    """A module's path as a user writes it: ``model[0].auto_model``."""
+    return "model" + "".join(f"[{name}]" if name.isdecimal() else f".{name}" for name in path.split("."))
 
 
 def own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:

@@ -22,6 +22,7 @@ from hf_relpos.gates import HeadGate
 from hf_relpos.layer import RelPosLayer
 from hf_relpos.models import RelPosModelMixin, patched_class
 from hf_relpos.positions import GatedTable
+from hf_relpos.resuming import check_checkpoint
 
 logger = logging.get_logger(__name__)
 
@@ -180,6 +181,15 @@ class RelPosTrainerMixin(_Base):
             return super().create_optimizer(model)
         finally:
             self.optimizer_cls_and_kwargs = chosen
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load the weights to resume from.
+
+        Raises:
+            PatchStateError: if the checkpoint was made with other relative positions, or with none.
+        """
+        check_checkpoint(self.model if model is None else model, resume_from_checkpoint)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
 def _takes_groups(optimizer: Any) -> bool:

@@ -7,7 +7,8 @@ import tiny
 import torch
 import transformers
 from tiny import DECODERS, ENCODER_DECODERS, SCHEMES, assert_close, most, patched
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache, cache_utils
+from transformers.utils import is_optimum_quanto_available
 
 # Longer than every clip distance and than the last bucket's distance, so that tables matter and clip.
 PROMPT, NEW = 6, 8
@@ -101,6 +102,60 @@ def test_cached_logits_equal_a_full_pass_with_a_window(family, window):
         for cache in (None, static_cache(model, family, 14)):
             cached, full = in_parts(model, family, (4, 1, 1, 5, 1), cache)
             assert_close(cached, full, atol=1e-7)
+
+
+def sliding_cache(family, layer, window):
+    """A cache that forgets what a window no longer reaches: it holds one key fewer than its size, and the new one."""
+    sizes = {"sliding_window": window + 1}
+    if layer is cache_utils.StaticSlidingWindowLayer:
+        sizes["max_cache_len"] = 14
+    cache = cache_utils.Cache(layers=[layer(**sizes) for _ in range(tiny.LAYERS)])
+    return EncoderDecoderCache(cache, DynamicCache()) if family in ENCODER_DECODERS else cache
+
+
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("layer", [cache_utils.DynamicSlidingWindowLayer, cache_utils.StaticSlidingWindowLayer])
+@pytest.mark.parametrize("family", DECODERS)
+def test_logits_with_a_sliding_cache_as_wide_as_the_window_equal_a_full_pass(family, layer, window):
+    """The first key in the cache is then no longer the first token."""
+    for engine in ("eager", "blockwise"):
+        model = patched(family, "sum", "gate", "token", torch.float64, window=window, engine=engine)
+        for sizes in ((1,) * 9, (4, 1, 1, 5, 1)):
+            cached, full = in_parts(model, family, sizes, sliding_cache(family, layer, window))
+            assert_close(cached, full, atol=1e-7)
+
+
+QUANTISED = {
+    "fp8": ({}, hasattr(cache_utils, "Fp8QuantizedLayer"), "this Transformers has no fp8 cache"),
+    "quanto": ({"q_group_size": 16, "residual_length": 2}, is_optimum_quanto_available(), "needs optimum-quanto"),
+}
+
+
+@pytest.mark.parametrize("backend", QUANTISED)
+@pytest.mark.parametrize("family", ["gpt2", "bert-decoder"])
+def test_logits_with_a_quantised_cache_are_off_by_the_quantisation_only(family, backend):
+    """Transformers offers these caches to decoders alone. Reading keys one place off would change far more."""
+    arguments, there, reason = QUANTISED[backend]
+    if not there:
+        pytest.skip(reason)
+    model = tiny.fill(patched(family, "sum", "gate", "head"), seed=3)
+    cached, full = in_parts(model, family, (4, *(1,) * 8), QuantizedCache(backend, model.config, **arguments))
+    off = (cached - full).norm() / full.norm()
+    moved = (cached[:, 1:] - full[:, :-1]).norm() / full.norm()
+    assert 0 < off < 0.1
+    assert moved > 0.5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: Transformers makes a stream on it")
+@pytest.mark.parametrize("cache", ["offloaded", "offloaded_static"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_generation_with_an_offloaded_cache_equals_generation_with_the_plain_one(family, cache):
+    model = patched(family, "sum", "gate", "token", torch.float64).cuda()
+    given = {name: tensor.cuda() for name, tensor in prompt(family).items()}
+    expected = generate(model, family, given)
+    out = generate(model, family, given, cache_implementation=cache, disable_compile=True)
+    assert torch.equal(out.sequences, expected.sequences)
+    assert_close(torch.stack(out.logits), torch.stack(expected.logits))
 
 
 @pytest.mark.parametrize("layers", [[0], [1]])
@@ -199,13 +254,69 @@ def test_prompt_read_in_chunks_equals_the_prompt_read_at_once(family):
     assert_close(torch.stack(out.logits, 1), torch.stack(expected.logits, 1), atol=1e-5)
 
 
+@pytest.mark.parametrize("more", [{"top_p": 0.9, "temperature": 1.5}, {"num_beams": 3}], ids=str)
 @pytest.mark.parametrize("family", DECODERS)
-def test_sampling_is_the_same_with_and_without_a_cache(family):
+def test_sampling_follows_the_seed_with_and_without_a_cache(family, more):
     model, sequences = patched(family, "sum", "gate", "token", torch.float64), []
-    for use_cache in (True, False):
-        torch.manual_seed(5)
-        sequences.append(generate(model, family, do_sample=True, use_cache=use_cache).sequences)
-    assert torch.equal(*sequences)
+    for seed, cache in ((5, {}), (5, {"cache_implementation": "static"}), (5, {"use_cache": False}), (6, {})):
+        torch.manual_seed(seed)
+        sequences.append(generate(model, family, do_sample=True, **more, **cache).sequences)
+    first, static, uncached, other = sequences
+    assert torch.equal(static, first)
+    assert torch.equal(uncached, first)
+    assert not torch.equal(other, first)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", DECODERS)
+def test_decoding_with_a_static_cache_compiles_to_one_graph(family):
+    """One for all steps, without breaks: no step depends in Python on where it stands."""
+    torch._dynamo.reset()
+    model, graphs = patched(family, "sum", "gate", "token", torch.float64), []
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = CompileConfig(fullgraph=True, backend=count, mode=None)
+    compiled._compile_all_devices = True  # by itself Transformers compiles on accelerators only
+    out = generate(model, family, cache_implementation="static", compile_config=compiled)
+    assert len(graphs) == 1
+    expected = generate(model, family)
+    assert torch.equal(out.sequences, expected.sequences)
+    assert_close(torch.stack(out.logits), torch.stack(expected.logits), atol=1e-7)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", ["gpt2", "bert-decoder"])
+def test_continuous_batching_is_refused(family):
+    """Its cache is in pages, and its kernels know of no relative positions."""
+    model = patched(family)
+    for start in (
+        lambda: model.generate_batch([[5, 6, 7]]),
+        lambda: model.generate(torch.tensor([[5, 6, 7]]), cache_implementation="paged"),
+        lambda: model.init_continuous_batching(),
+        lambda: model.set_attn_implementation("paged|eager") or model.init_continuous_batching(),
+    ):
+        with pytest.raises(ValueError, match="continuous batching"):
+            start()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_rows_packed_for_flash_attention_are_refused_unless_the_mask_keeps_them_apart(family):
+    """What continuous batching and a collator without padding pass on; any attention but flash would mix documents."""
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    batch = collate([{"input_ids": tiny.tokens(size).tolist()} for size in (4, 5)])
+    del batch["labels"]
+    model = patched(family, "sum", "gate", "token")
+    with pytest.raises(ValueError, match=r"packed into one row for flash attention \(cu_seq_lens_q\)"):
+        tiny.logits(model, batch)
+    if family == "gpt2":
+        packed = tiny.logits(model, batch, use_cache=False)
+        for start, size in ((0, 4), (4, 5)):
+            alone = tiny.logits(model, {"input_ids": tiny.tokens(size)[None]})
+            assert_close(packed[:, start : start + size], alone)
 
 
 @pytest.mark.parametrize("family", DECODERS)

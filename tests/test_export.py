@@ -1,0 +1,184 @@
+"""`torch.export`, ONNX and `torch.jit` are right at lengths they never saw; `torch.compile` breaks no graph."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from tiny import assert_close, patched
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+
+from hf_relpos.engines import ENGINES
+
+# Below and above the length recorded, and beyond where a choice by length would have chosen otherwise.
+RECORDED, OTHERS = 8, (5, 8, 13, 70)
+FAMILIES = ("bert", "gpt2")
+# Compilers take their time, and as long again for each layer.
+ONE_LAYER = {"bert": {"num_hidden_layers": 1}, "gpt2": {"n_layer": 1}, "t5": {"num_layers": 1}}
+DIMS = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=1024)}
+
+# Warnings of torch about its own exporters.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|onnx|onnxscript|copyreg|test_export)"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:(torch|onnx|onnxscript|copyreg|test_export)"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+]
+
+
+class Logits(nn.Module):
+    """A model as function of two tensors."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.more = {} if model.config.model_type == "relpos-bert" else {"use_cache": False}
+
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, **self.more).logits
+
+
+def arguments(family, length):
+    batch = tiny.inputs(family, length)
+    return batch["input_ids"], batch["attention_mask"]
+
+
+def assert_right_at_other_lengths(run, model, family, lengths=OTHERS):
+    for length in lengths:
+        given = arguments(family, length)
+        assert_close(run(*given), tiny.logits(model, tiny.inputs(family, length)))
+
+
+def model_for(family, native="drop", **more):
+    return patched(family, "sum", native, "token", config=ONE_LAYER[family], **more)
+
+
+def exported(model, family, dims=DIMS):
+    return torch.export.export(Logits(model), arguments(family, RECORDED), dynamic_shapes=(dims, dims))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exported_program_is_right_at_other_lengths_and_as_onnx_model(family, tmp_path):
+    model = model_for(family)
+    program = exported(model, family)
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert_right_at_other_lengths(torch.export.load(tmp_path / "model.pt2").module(), model, family, (*OTHERS, 600))
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    onnx = torch.onnx.export(program, (), dynamo=True, verbose=False, optimize=False)
+    onnx.save(tmp_path / "model.onnx")
+    assert_right_at_other_lengths(run_onnx(tmp_path / "model.onnx"), model, family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exported_program_is_right_with_absolute_positions_a_window_and_plain_layers(family):
+    dims = {**DIMS, 1: torch.export.Dim("length", min=2, max=tiny.POSITIONS)}
+    model = patched(family, "t5", "gate", "head", layers=[1], window=3)
+    assert_right_at_other_lengths(exported(model, family, dims).module(), model, family, (5, 13))
+
+
+def onnx_session(path):
+    runtime = pytest.importorskip("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run_onnx(path):
+    session = onnx_session(path)
+    names = [given.name for given in session.get_inputs()]
+
+    def run(*given):
+        return torch.tensor(session.run(None, dict(zip(names, (one.numpy() for one in given), strict=True)))[0])
+
+    return run
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_model_from_the_older_onnx_exporter_is_right_at_other_lengths(family, tmp_path):
+    for package in ("onnx", "onnxruntime"):
+        pytest.importorskip(package)
+    model = model_for(family)
+    names, path = ["input_ids", "attention_mask"], tmp_path / "model.onnx"
+    torch.onnx.export(
+        Logits(model), arguments(family, RECORDED), str(path), dynamo=False, input_names=names,
+        output_names=["logits"], dynamic_axes={name: {0: "batch", 1: "length"} for name in names},
+    )  # fmt: skip
+    assert_right_at_other_lengths(run_onnx(path), model, family)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("native", tiny.NATIVE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_traced_model_is_right_at_other_lengths(family, native):
+    model = model_for(family, native)
+    traced = torch.jit.trace(Logits(model), arguments(family, RECORDED), check_trace=False)
+    assert_right_at_other_lengths(traced, model, family, (5, 8, 13))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"eager"}))
+def test_engine_that_cannot_be_exported_says_so_and_the_way_it_names_works(engine, tmp_path):
+    model = model_for("bert", "gate", engine=engine)
+    with pytest.raises(ValueError, match=f"The engine '{engine}' cannot be exported or traced"):
+        exported(model, "bert")
+    with pytest.raises(ValueError, match="Patch with engine='auto' or 'eager'"):
+        torch.jit.trace(Logits(model), arguments("bert", RECORDED), check_trace=False)
+    model.save_pretrained(tmp_path)
+    config = type(model.config).from_pretrained(tmp_path)
+    config.relpos = {**config.relpos, "engine": "eager"}
+    loaded = type(model).from_pretrained(tmp_path, config=config).eval()
+    traced = torch.jit.trace(Logits(loaded), arguments("bert", RECORDED), check_trace=False)
+    assert_right_at_other_lengths(traced, model_for("bert", "gate"), "bert", (5, 13))
+
+
+# torch.compile
+
+
+def loss_of(model, family, length):
+    """Outside the model: stock causal heads break the graph to warn about their loss."""
+    batch = tiny.labelled(family, length)
+    wanted = batch["labels"]
+    if family in tiny.ENCODER_DECODERS:
+        return model(**batch).loss
+    more = {"use_cache": False} if family == "gpt2" else {}
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **more).logits
+    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def compiled(model, backend, dynamic=None):
+    """The model compiled without a break allowed, and the counter of its graphs."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(model, fullgraph=True, backend=counter, dynamic=dynamic), counter
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "backend"), [("bert", "aot_eager"), ("gpt2", "eager"), ("t5", "eager")])
+def test_compiled_training_has_the_same_gradients_in_two_graphs_for_many_lengths(family, backend):
+    model = patched(family, "shaw", "drop", "token", config=ONE_LAYER[family]).train()
+    fast, counter = compiled(model, backend)
+    for length in (9, 12, 17):
+        expected = gradients(model, loss_of(model, family, length))
+        made = gradients(model, loss_of(fast, family, length))
+        for name, gradient in expected.items():
+            assert_close(made[name], gradient)
+    assert counter.frame_count <= 2  # one for the first length, one for all
+
+
+@pytest.mark.slow
+def test_compiled_inference_has_the_same_logits_with_the_compiler_that_users_get():
+    model = patched("bert", "t5", "drop", "head", config=ONE_LAYER["bert"])
+    fast, counter = compiled(model, "inductor", dynamic=True)
+    for length in (9, 12, 17):
+        batch = tiny.inputs("bert", length)
+        assert_close(tiny.logits(fast, batch), tiny.logits(model, batch))
+    assert counter.frame_count <= 2
