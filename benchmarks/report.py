@@ -44,6 +44,8 @@ def environment(record: Record) -> str:
     """On what something was measured, in a sentence."""
     hardware, versions = record["hardware"], dict(record["versions"])
     machine = [hardware["gpu"]] if "gpu" in hardware else [hardware["cpu"], f"{hardware['cores']} cores"]
+    if "threads" in record and "gpu" not in hardware:
+        machine.append(f"{record['threads']} thread{'s' if record['threads'] > 1 else ''}")
     versions.pop("python")
     software = [f"{name} {version}" for name, version in versions.items() if version]
     return f"Measured on {record['date']}: {', '.join([*machine, *software])}."
@@ -278,9 +280,9 @@ LIMITS = """
   cannot do both sides. Below 1,024 tokens everything is done in tiles (`dense`), whose matrix products alone take as
   long as all of plain attention; from there on the fused operator does what is far from the diagonal (`banded`), but
   on blocks of queries, for which it is some 20 % slower than on whole sequences (it works on 64 queries at a time
-  below 768, and 32 below 192). Tried and not faster: two causal calls (one on reversed sequences), a mask with the
-  band cut out, features that mark a key's block (8 more numbers per head cost 15 %), blocks of 192 to 1,024, tiles of
-  32 to 256 rows.
+  below 768, and 32 below 192). Tried and not faster: two causal calls (one on reversed sequences), blocks of 192 to
+  1,024 queries, tiles of 32 to 256 rows. Features that mark a key's block would do both sides in one call, but 8 more
+  numbers per head cost 15 %.
 - **A bias that learns.** Forward and backward with a bias cost what they cost without (`toeplitz`); the table's
   gradient needs the scores near the diagonal once more. A bias that does not learn, and all inference with a bias, is
   free of that.
