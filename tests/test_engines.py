@@ -625,9 +625,19 @@ def chosen(engine: str, length: int, *names: str, dropout: float = 0.0, learns: 
         ({"names": ("query", "value"), "dropout": 0.1}, "eager", "dense", "dense"),
         ({"names": ("query", "value"), "window": 64}, "eager", "banded", "banded"),
         ({"names": ("key",)}, "eager", "eager", "blockwise"),
-        ({"pattern": lambda query, key: query >= key}, "eager", "eager", "blockwise"),
+        ({"pattern": torch.ge}, "eager", "eager", "blockwise"),
     ],
-    ids=str,
+    ids=[
+        "bias",
+        "causal bias",
+        "fixed bias",
+        "fixed bias, dropout",
+        "vectors",
+        "vectors, dropout",
+        "window",
+        "keys",
+        "pattern",
+    ],
 )
 def test_auto_runs_the_engine_that_was_measured_fastest(case: dict[str, Any], short: str, middle: str, long: str):
     case = dict(case)
