@@ -139,7 +139,7 @@ def relpos_mask(
         key_length=kv_length,
         # A new tensor where it is one: a static cache advances its own, in place, before attention runs.
         query_offset=q_offset - kv_offset,
-        padding=_padding(attention_mask, batch_size, kv_length, kv_offset),
+        padding=_padding(attention_mask, batch_size, q_length, kv_length, kv_offset),
     )
     if mask_function is bidirectional_mask_function:
         return mask
@@ -227,7 +227,9 @@ def _refuse_packed_for_flash(mask: AttentionMask) -> None:
         )
 
 
-def _padding(attention_mask: Tensor | None, batch_size: int, kv_length: int, kv_offset: int) -> Tensor | None:
+def _padding(
+    attention_mask: Tensor | None, batch_size: int, q_length: int, kv_length: int, kv_offset: int
+) -> Tensor | None:
     """The part of a 2-D padding mask that covers the keys; columns it does not have (unfilled cache) are hidden.
 
     None where nothing is hidden and that can be seen without waiting for a device: one look here saves one per layer.
@@ -239,7 +241,9 @@ def _padding(attention_mask: Tensor | None, batch_size: int, kv_length: int, kv_
         attention_mask = F.pad(attention_mask, (0, missing))
     padding = attention_mask[:, kv_offset : kv_offset + kv_length]
     # One with a wrong number of rows is kept, to be refused.
-    return None if _can_look_at(padding) and len(padding) == batch_size and padding.all() else padding
+    hides_nothing = _can_look_at(padding) and len(padding) == batch_size and bool(padding.all())
+    # With a cache it stays: that of a compiled step must not come and go.
+    return None if hides_nothing and q_length == kv_length else padding
 
 
 def _can_look_at(tensor: Tensor) -> bool:

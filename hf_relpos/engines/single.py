@@ -17,7 +17,8 @@ from hf_relpos.terms import RelativeTerms, horizon
 def takes(query: Tensor, terms: RelativeTerms, mask: AttentionMask, dropout: float) -> bool:
     """Whether this is such a step."""
     return (
-        query.shape[2] == 1
+        not torch.compiler.is_compiling()  # it would compile once more for the last place in a cache
+        and query.shape[2] == 1
         and isinstance(mask.query_offset, int)
         and mask.query_offset == mask.key_length - 1
         and mask.window is None
