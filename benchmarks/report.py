@@ -277,12 +277,10 @@ LIMITS = """
 ## Where it stands, and why
 
 - **Both directions, Shaw's vectors.** The tables differ left and right of a query, so one call of the fused operator
-  cannot do both sides. Below 1,024 tokens everything is done in tiles (`dense`), whose matrix products alone take as
-  long as all of plain attention; from there on the fused operator does what is far from the diagonal (`banded`), but
-  on blocks of queries, for which it is some 20 % slower than on whole sequences (it works on 64 queries at a time
-  below 768, and 32 below 192). Tried and not faster: two causal calls (one on reversed sequences), blocks of 192 to
-  1,024 queries, tiles of 32 to 256 rows. Features that mark a key's block would do both sides in one call, but 8 more
-  numbers per head cost 15 %.
+  cannot do both sides. Below 1,024 tokens everything is done in tiles (`dense`), by unfused matrix products; from there
+  on the fused operator does what is far from the diagonal (`banded`), but on blocks of queries, for which it is slower
+  than on whole sequences. Tried and not faster: two causal calls (one on reversed sequences), blocks of 192 to 1,024
+  queries, tiles of 32 to 256 rows.
 - **A bias that learns.** Forward and backward with a bias cost what they cost without (`toeplitz`); the table's
   gradient needs the scores near the diagonal once more. A bias that does not learn, and all inference with a bias, is
   free of that.

@@ -1,7 +1,7 @@
 """The engines: one file each, all computing the same function. None of them knows a scheme.
 
 To add one: a file with an ``attend`` like :func:`hf_relpos.engines.eager.attend`, a row in ``ENGINES``, what it cannot
-take in ``REFUSES``, and its place in :func:`choose`.
+take in ``REFUSES``, and its place in :func:`by_speed`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from hf_relpos.engines.offsets import spread
 # Stands for minus infinity: far below every score, and still a number that can be added to.
 HIDDEN = -1e30
 
-# Scratch tensors up to this many numbers are kept for the next call.
+# Scratch tensors up to this many numbers are kept for the next call: a dozen or so for each thread and dtype.
 KEPT_NUMBERS = 2**22
 
 

@@ -164,9 +164,10 @@ class _Toeplitz(torch.autograd.Function):
         numbers = _hide(_numbers(table, layout), layout, above=0 if layout.causal else None)
         output, log_sum = empty_like(query), query.new_empty(batch, heads, layout.queries)
         far_output = far_log_sum = None
+        near = far = numbers
         if layout.learns and not layout.causal:
             far_output, far_log_sum = empty_like(query), torch.empty_like(log_sum)
-        near, far = _hide(numbers, layout, above=layout.k - 1), _hide(numbers, layout, below=layout.k)
+            near, far = _hide(numbers, layout, above=layout.k - 1), _hide(numbers, layout, below=layout.k)
         for sequences, tokens in _sequences(padding, batch, layout.keys):
             for queries in _blocks(layout, SPAN if layout.causal or layout.learns else layout.queries):
                 at = (sequences, slice(None), queries)
