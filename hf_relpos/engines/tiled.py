@@ -2,9 +2,9 @@
 
 Within a block, scores exist for one tile at a time, and are computed again in the backward pass: a window's weights are
 its own softmax, times its share of the query's weight, which the log-sum-exps give. What the relative terms add to a
-tile is a few numbers per query, at the offsets near the diagonal, which a strided view of the tile shows as columns; plus
-one number per query for all keys to the right of them. Constants of a query change no weight, so every table comes with
-its leftmost entry subtracted, and nothing is added to the left.
+tile is a few numbers per query, at the offsets near the diagonal, which a strided view of the tile shows as columns;
+plus one number per query for all keys to the right of them. Constants of a query change no weight, so every table comes
+with its leftmost entry subtracted, and nothing is added to the left.
 
 In the tails all relative terms are constant for a query, so they are plain attention, whose log-sum-exp is shifted by a
 number. The parts of a block merge by their log-sum-exps. The backward pass calls the operator's own backward with the
