@@ -201,27 +201,20 @@ class Inputs:
         kept = scratch("kept", like, *like.shape).bernoulli_(1 - self.plan.dropout, generator=generator)
         return kept.div_(1 - self.plan.dropout)
 
-    def tail_mask(self, part: Part, keys: slice) -> Tensor | None:
-        """The padding of a tail, as the fused operator takes it."""
-        if self.padding is None:
-            return None
-        padding = self.padding[part.sequences, None, None, keys]
-        mask = self.query.new_zeros(padding.shape).masked_fill_(~padding, HIDDEN)
-        return mask.expand(-1, 1, part.block.queries.stop - part.block.queries.start, -1)
+    def constant(self, right: bool) -> Tensor | None:
+        """What the ungated table adds to the scores of all pairs of a tail, ``[heads or 1, 1]``."""
+        added = self.tables.added
+        return None if added is None else added[:, 0, -1 if right else 0].unsqueeze(-1)
 
-    def tails(self, part: Part, queries: Tensor, gate: Tensor | None) -> Iterator[tuple[int, slice, Tensor | None]]:
-        """For each tail there is: 0 (left) or -1 (right), its keys, and what is added to its scores."""
-        for side, keys in ((0, part.block.left), (-1, part.block.right)):
-            if keys.start == keys.stop:
-                continue
-            number = None if side == 0 else self.last_rows(part, queries)
-            if number is not None:
-                number = (number if gate is None else number * gate).squeeze(-1)
-            if self.tables.added is not None:
-                heads = part.by_head[1]
-                constant = self.added(part)[:, 0, side].expand(heads).repeat(len(queries) // heads).unsqueeze(-1)
-                number = constant if number is None else number + constant
-            yield side, keys, number
+    def right_number(self, part: Part, queries: Tensor, gate: Tensor | None) -> Tensor | None:
+        """What is added to the scores of a part in right tails; broadcasts to ``[sequences, heads, queries]``."""
+        number, constant = self.last_rows(part, queries), self.constant(right=True)
+        if constant is not None and len(constant) > 1:
+            constant = constant[part.heads]
+        if number is None:
+            return constant
+        number = (number if gate is None else number * gate).squeeze(-1).unflatten(0, part.by_head)
+        return number if constant is None else number + constant
 
 
 def empty_like(states: Tensor) -> Tensor:

@@ -6,10 +6,7 @@ tile is a few numbers per query, at the offsets near the diagonal, which a strid
 plus one number per query for all keys to the right of them. Constants of a query change no weight, so every table comes
 with its leftmost entry subtracted, and nothing is added to the left.
 
-In the tails all relative terms are constant for a query, so they are plain attention, whose log-sum-exp is shifted by a
-number. The parts of a block merge by their log-sum-exps. The backward pass calls the operator's own backward with the
-merged statistics: given the log-sum-exp less the query's number, it finds the merged weights again; given the output
-less the value vector that all pairs of the tail share, it finds their gradients.
+What lies beyond the windows is added by `tails`, which leaves it to the fused operator.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hf_relpos.engines import eager, fused
+from hf_relpos.engines import eager, tails
 from hf_relpos.engines.layout import Inputs, Part, empty_like, product, softmax
 from hf_relpos.engines.tables import Tables
 from hf_relpos.engines.tiles import HIDDEN, Plan, Tile, scratch, skewed_part
@@ -56,9 +53,10 @@ class _Tiled(torch.autograd.Function):
     ) -> Tensor:
         seed = int(torch.randint(2**62, (), device="cpu")) if plan.dropout > 0 else 0
         inputs = Inputs(plan, query, key, value, padding, Tables(*tables), seed)
-        run = _Forward(inputs, keep_tail=learns)
+        run = _Forward(inputs, learns)
         for part in inputs.parts():
             run.part(part)
+        run.finish()
         ctx.save_for_backward(query, key, value, padding, *run.statistics(), *tables)
         ctx.plan, ctx.seed = plan, seed
         return run.output
@@ -75,6 +73,7 @@ class _Tiled(torch.autograd.Function):
             run = _Backward(inputs, learn, grad, statistics)
             for part in inputs.parts():
                 run.part(part)
+            run.tails()
         return run.grad_query, run.grad_key, run.grad_value, None, None, None, *run.grad_tables()
 
 
@@ -85,37 +84,42 @@ class Statistics(NamedTuple):
         output: ``[batch, heads, queries, dim]``.
         log_sum: the log-sum-exp of each query's scores, ``[batch, heads, queries]``.
         window_log_sum: the same for the keys of the window alone; None if there are no others.
-        tail_log_sum: the same for the right tail, or None.
-        tail_output: the right tail's own output, or None.
+        right_number: what is added to a query's scores in the right tails, in the same shape; None if there is nothing.
+        right_log_sum: the log-sum-exp of the right tails alone, or None.
+        right_output: the right tails' own output, or None.
     """
 
     output: Tensor
     log_sum: Tensor
     window_log_sum: Tensor | None
-    tail_log_sum: Tensor | None
-    tail_output: Tensor | None
+    right_number: Tensor | None
+    right_log_sum: Tensor | None
+    right_output: Tensor | None
 
 
 class _Forward:
     """The output and the log-sum-exps, a part at a time."""
 
-    def __init__(self, inputs: Inputs, keep_tail: bool) -> None:
-        self.inputs = inputs
-        query = inputs.query
+    def __init__(self, inputs: Inputs, learns: bool) -> None:
+        self.inputs, self.learns = inputs, learns
+        query, tables = inputs.query, inputs.tables
         self.output = empty_like(query)
         self.log_sum = query.new_empty(query.shape[:3])
-        # Of the right tail; the gradient of a number that a tail shares needs them. One tail is enough: the gradients
-        # of a query's scores sum to zero, so the other one's follows.
-        blocks = list(inputs.plan.blocks())
-        has_tails = any(block.left.stop > block.left.start or block.right.stop > block.right.start for block in blocks)
-        self.window_log_sum = torch.empty_like(self.log_sum) if has_tails else None
-        has_right = keep_tail and any(block.right.stop > block.right.start for block in blocks)
-        self.tail_log_sum = torch.full_like(self.log_sum, float("-inf")) if has_right else None
-        self.tail_output = torch.zeros_like(self.output) if has_right else None
+        self.has_tails = any(True for _ in inputs.plan.tails())
+        self.has_right = any(tail.right for tail in inputs.plan.tails())
+        has_number = self.has_right and (tables.has_rows or tables.added is not None)
+        self.right_number = torch.empty_like(self.log_sum) if has_number else None
+        self.window_log_sum: Tensor | None = None
+        # Of the right tails; the gradient of a number that they share needs them. One side is enough: the gradients of
+        # a query's scores sum to zero, so the other one's follows.
+        self.right_output = torch.zeros_like(self.output) if self.has_right and learns else None
+        self.right_log_sum = None if self.right_output is None else torch.full_like(self.log_sum, float("-inf"))
 
     def statistics(self) -> Statistics:
         """What the backward pass needs."""
-        return Statistics(self.output, self.log_sum, self.window_log_sum, self.tail_log_sum, self.tail_output)
+        return Statistics(
+            self.output, self.log_sum, self.window_log_sum, self.right_number, self.right_log_sum, self.right_output
+        )
 
     def part(self, part: Part) -> None:
         """Do a part."""
@@ -132,20 +136,26 @@ class _Forward:
                 part, tile, queries[:, at], keys[:, : tile.width], values[:, : tile.width],
                 None if gate is None else gate[:, at], total[:, at] if plan.dropout > 0 else total
             )  # fmt: skip
-        tails = list(inputs.tails(part, queries, gate))
-        if self.window_log_sum is not None:
-            self.window_log_sum[part.pick] = log_sum.unflatten(0, part.by_head)
-        if tails:
-            log_sum = self._merge(part, queries, gate, tails, output, log_sum)
         if inputs.far_value is not None:
             output.addcmul_(inputs.far_value[part.table_items, None], total if gate is None else total * gate)
-        if inputs.padding is not None:
-            blind = log_sum < HIDDEN / 2
-            output.masked_fill_(blind.unsqueeze(-1), 0.0)
-            # With this, their weights in the tails come out as zero in the backward pass.
-            log_sum = log_sum.masked_fill(blind, -HIDDEN)
+        number = None if self.right_number is None else inputs.right_number(part, queries, gate)
+        if self.right_number is not None and number is not None:
+            self.right_number[part.pick] = number
         self.output[part.pick] = output.unflatten(0, part.by_head)
         self.log_sum[part.pick] = log_sum.unflatten(0, part.by_head)
+
+    def finish(self) -> None:
+        """Add the tails, once all parts are done."""
+        if self.has_tails:
+            self.window_log_sum = self.log_sum.clone() if self.learns else None
+            tails.attend(
+                self.inputs, self.right_number, self.output, self.log_sum, self.right_output, self.right_log_sum
+            )
+        if self.inputs.padding is not None:
+            blind = self.log_sum < HIDDEN / 2
+            self.output.masked_fill_(blind.unsqueeze(-1), 0.0)
+            # With this, their weights in the tails come out as zero in the backward pass.
+            self.log_sum.masked_fill_(blind, -HIDDEN)
 
     def _tile(
         self,
@@ -175,45 +185,6 @@ class _Forward:
                 shares.mul_(gate)
             output.baddbmm_(shares, inputs.table_value[part.table_items])
         return output, log_sum
-
-    def _merge(
-        self,
-        part: Part,
-        queries: Tensor,
-        gate: Tensor | None,
-        tails: list[tuple[int, slice, Tensor | None]],
-        output: Tensor,
-        log_sum: Tensor,
-    ) -> Tensor:
-        """Merge the tails into the output of the window, in place. Returns the log-sum-exp of all."""
-        inputs = self.inputs
-        parts = []
-        for side, keys, number in tails:
-            tail_output, tail_log_sum = fused.attend(
-                inputs.query[part.pick],
-                inputs.key[part.sequences, part.heads, keys],
-                inputs.value[part.sequences, part.heads, keys],
-                inputs.tail_mask(part, keys),
-                inputs.plan.scale,
-            )
-            tail_output, tail_log_sum = tail_output.flatten(0, 1), tail_log_sum.flatten(0, 1)
-            if number is not None:
-                tail_log_sum = tail_log_sum + number
-            if side == -1:
-                if inputs.table_value is not None:
-                    shared = inputs.table_value[part.table_items, -1:]
-                    tail_output = tail_output + (shared if gate is None else shared * gate)
-                if self.tail_output is not None and self.tail_log_sum is not None:
-                    self.tail_output[part.pick] = tail_output.unflatten(0, part.by_head)
-                    self.tail_log_sum[part.pick] = tail_log_sum.unflatten(0, part.by_head)
-            parts.append((tail_output, tail_log_sum))
-        total = log_sum
-        for _, tail_log_sum in parts:
-            total = torch.logaddexp(total, tail_log_sum)
-        output.mul_((log_sum - total).exp_().unsqueeze(-1))
-        for tail_output, tail_log_sum in parts:
-            output.addcmul_(tail_output, (tail_log_sum - total).exp_().unsqueeze(-1))
-        return total
 
 
 class _State(NamedTuple):
@@ -292,7 +263,8 @@ class _Backward:
             self._tile(part, tile, state)
         self._far(part, state)
         self.grad_query[part.pick] = state.grad_query.mul_(plan.scale).unflatten(0, by_head)
-        self._tails(part, state)
+        if self.statistics.right_log_sum is not None:
+            self._right_tail(part, state)
         window = (part.sequences, part.heads, block.window)
         for grad, windows in ((self.grad_key, state.grad_keys), (self.grad_value, state.grad_values)):
             by_window = windows[:, block.filled].unflatten(0, by_head)
@@ -425,45 +397,29 @@ class _Backward:
                 by_entry = grad_rows.transpose(1, 2)
                 self.grad_table_query[items, entries].baddbmm_(by_entry, queries[..., : inputs.dim])
 
-    def _tails(self, part: Part, state: _State) -> None:
-        inputs, dim, items, gate = self.inputs, self.inputs.dim, part.table_items, state.gate
-
-        def less(output: Tensor, shared: Tensor | None) -> Tensor:
-            if shared is None:
-                return output
-            return output - shared if gate is None else output - shared * gate
-
-        far = None if inputs.far_value is None else inputs.far_value[items, None]
-        last = None if inputs.table_value is None else inputs.table_value[items, -1:]
-        for side, keys, number in inputs.tails(part, state.queries, gate):
-            output = less(state.output, far)
-            log_sum = state.log_sum if number is None else state.log_sum - number
-            tail_query, tail_key, tail_value = fused.attend_backward(
-                state.grads[..., :dim].unflatten(0, part.by_head),
-                inputs.query[part.pick],
-                inputs.key[part.sequences, part.heads, keys],
-                inputs.value[part.sequences, part.heads, keys],
-                (less(output, last) if side == -1 else output).unflatten(0, part.by_head),
-                log_sum.unflatten(0, part.by_head),
-                inputs.tail_mask(part, keys),
-                inputs.plan.scale,
-            )
-            self.grad_query[part.pick] += tail_query
-            self.grad_key[part.sequences, part.heads, keys] += tail_key
-            self.grad_value[part.sequences, part.heads, keys] += tail_value
-            if side == -1:
-                self._right_tail(part, state)
+    def tails(self) -> None:
+        """Add what goes through the tails to the gradients of queries, keys and values, once all parts are done."""
+        if self.statistics.window_log_sum is None:
+            return
+        grad, log_sum = self.grad, self.statistics.log_sum
+        if self.inputs.padding is not None:
+            grad = grad.masked_fill((log_sum == -HIDDEN).unsqueeze(-1), 0.0)
+        tails.backward(
+            self.inputs, self.statistics.right_number, grad, self.statistics.output, log_sum,
+            self.grad_query, self.grad_key, self.grad_value,
+        )  # fmt: skip
 
     def _right_tail(self, part: Part, state: _State) -> None:
-        """The gradients of the tables' last entries, which the right tail shares."""
+        """The gradients of the tables' last entries, which the right tails share."""
         inputs, dim, items = self.inputs, self.inputs.dim, part.table_items
-        tail_log_sum, tail_output = self.statistics.tail_log_sum, self.statistics.tail_output
-        if tail_log_sum is None or tail_output is None:
-            raise RuntimeError("The right tail was not kept in the forward pass.")
+        right_log_sum, right_output = self.statistics.right_log_sum, self.statistics.right_output
+        if right_log_sum is None or right_output is None:
+            raise RuntimeError("The right tails were not kept in the forward pass.")
         grad, gate, last = state.grads[..., :dim], state.gate, slice(-1, None)
-        mass = (tail_log_sum[part.pick].flatten(0, 1) - state.log_sum).exp_().unsqueeze(-1)
-        tail_output = tail_output[part.pick].flatten(0, 1)
-        number = mass * ((grad * tail_output).sum(-1, keepdim=True) + state.grads[..., dim:])
+        mass = (right_log_sum[part.pick].flatten(0, 1) - state.log_sum).exp_().unsqueeze(-1)
+        product = scratch("grad query", grad, *grad.shape)
+        torch.mul(grad, right_output[part.pick].flatten(0, 1), out=product)
+        number = mass * (product.sum(-1, keepdim=True) - state.expected)
         if self.grad_added is not None:
             self.grad_added[part.heads, 0, -1] += number.unflatten(0, part.by_head).sum((0, 2, 3))
         rows = inputs.last_rows(part, state.queries)

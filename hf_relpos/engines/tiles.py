@@ -1,8 +1,9 @@
 """How the queries and keys of a call fall into blocks, tails and tiles; and the memory that tiles are worked on in.
 
-A *block* is a run of queries with a *window* of keys around it. Keys left and right of the window are the block's
-*tails*: there every relative term is constant for a query. A block is cut into *tiles* of a few rows, small enough to
-stay in the processor's cache.
+A *block* is a run of queries with a *window* of keys around it, beyond which every relative term is constant for a
+query. The pairs outside of the windows are covered by rectangles, the *tails*, as large as they come: the queries are
+halved again and again, and what leaves the window of a half is a tail of it. A block is cut into *tiles* of a few rows,
+small enough to stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Plan(NamedTuple):
         k: horizon of the tables on queries and values, at least 1.
         reach: from this offset on (either way) nothing changes any more, or, if ``local``, nothing is seen.
         local: whether there are no tails.
-        span: queries in a block; with ``queries`` or more, there is one block, and all keys are its window.
+        span: queries in a block; with ``queries`` or more, there is one block, and every key is in its window.
         rows: queries in a tile.
         items: sequences times heads worked on at once.
         hides_only: whether the skewed table does no more than hide later keys.
@@ -58,21 +59,40 @@ class Plan(NamedTuple):
     scale: float
     dropout: float = 0.0
 
+    def window(self, start: int, stop: int) -> slice:
+        """The keys for which the relative terms of some queries are not all constant; of all queries, every key."""
+        first, last = start + self.offset, stop - 1 + self.offset
+        low, high = max(0, first - self.reach + 1), min(self.keys, last + self.reach)
+        if stop - start == self.queries and not self.local:
+            low, high = 0, self.keys
+        return slice(low, last + 1 if self.causal else max(low, high))
+
     def blocks(self) -> Iterator[Block]:
         """The blocks in order."""
         for start in range(0, self.queries, self.span):
             stop = min(start + self.span, self.queries)
             first, last = start + self.offset, stop - 1 + self.offset
-            low, high = max(0, first - self.reach + 1), min(self.keys, last + self.reach)
-            if self.span >= self.queries and not self.local:
-                low, high = 0, self.keys
-            if self.causal:
-                high = last + 1
-            low = min(low, high)
-            base, end = min(low, first - self.k + 1), max(high, last + (1 if self.causal else self.k))
-            left = slice(0, 0 if self.local else low)
-            right = slice(high, high if self.local or self.causal else self.keys)
-            yield Block(slice(start, stop), first, slice(low, high), base, end - base, left, right)
+            window = self.window(start, stop)
+            base, end = min(window.start, first - self.k + 1), max(window.stop, last + (1 if self.causal else self.k))
+            yield Block(slice(start, stop), first, window, base, end - base)
+
+    def tails(self) -> Iterator[Tail]:
+        """The tails, in an order that depends on nothing else."""
+        return iter(()) if self.local else self._tails(0, self.queries)
+
+    def _tails(self, start: int, stop: int) -> Iterator[Tail]:
+        blocks = -(-(stop - start) // self.span)
+        if blocks <= 1:
+            return
+        whole, middle = self.window(start, stop), start + -(-blocks // 2) * self.span
+        for half in ((start, middle), (middle, stop)):
+            window = self.window(*half)
+            left, right = slice(whole.start, window.start), slice(window.stop, whole.stop)
+            if left.start < left.stop:
+                yield Tail(slice(*half), left, right=False)
+            if right.start < right.stop and not self.causal:
+                yield Tail(slice(*half), right, right=True)
+            yield from self._tails(*half)
 
     def tiles(self, block: Block) -> Iterator[Tile]:
         """The tiles of a block in order."""
@@ -93,8 +113,6 @@ class Block(NamedTuple):
         window: the keys around them.
         base: the key, or place before the first key, at the window's column 0.
         width: number of columns; those that have no key are hidden.
-        left: the keys of the left tail, possibly none.
-        right: the keys of the right tail, possibly none.
     """
 
     queries: slice
@@ -102,13 +120,25 @@ class Block(NamedTuple):
     window: slice
     base: int
     width: int
-    left: slice
-    right: slice
 
     @property
     def filled(self) -> slice:
         """The columns that have a key."""
         return slice(self.window.start - self.base, self.window.stop - self.base)
+
+
+class Tail(NamedTuple):
+    """Some queries, and keys that are beyond the horizon for all of them.
+
+    Attributes:
+        queries: which ones.
+        keys: which ones.
+        right: whether the keys are to the right of the queries.
+    """
+
+    queries: slice
+    keys: slice
+    right: bool
 
 
 class Tile(NamedTuple):
