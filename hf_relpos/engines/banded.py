@@ -13,7 +13,7 @@ from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
 # Queries in a block: fewer leave more to the fused operator, but it is slow below 192.
-SPAN = 512
+SPAN = 256
 
 
 def refuses(query: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionMask, dropout: float) -> str | None:

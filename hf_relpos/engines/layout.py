@@ -228,8 +228,12 @@ def product(name: str, left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left, right.transpose(1, 2), out=pairs)
 
 
-def softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The softmax over the last dimension, in scratch memory, and its log-sum-exp."""
-    weights = torch.softmax(scores, -1, out=scratch("weights", scores, *scores.shape))
+def softmax(scores: Tensor) -> Tensor:
+    """The softmax over the last dimension, in scratch memory."""
+    return torch.softmax(scores, -1, out=scratch("weights", scores, *scores.shape))
+
+
+def log_sum_exp(scores: Tensor, weights: Tensor) -> Tensor:
+    """The log-sum-exp over the last dimension of scores whose softmax is known."""
     # The largest weight is 1 / sum(exp(scores - highest)).
-    return weights, scores.amax(-1).sub_(weights.amax(-1).log_())
+    return scores.amax(-1).sub_(weights.amax(-1).log_())

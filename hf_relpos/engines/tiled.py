@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hf_relpos.engines import eager, tails
-from hf_relpos.engines.layout import Inputs, Part, empty_like, product, softmax
+from hf_relpos.engines.layout import Inputs, Part, empty_like, log_sum_exp, product, softmax
 from hf_relpos.engines.tables import Tables
 from hf_relpos.engines.tiles import HIDDEN, Plan, Tile, scratch, skewed_part
 
@@ -82,7 +82,8 @@ class Statistics(NamedTuple):
 
     Attributes:
         output: ``[batch, heads, queries, dim]``.
-        log_sum: the log-sum-exp of each query's scores, ``[batch, heads, queries]``.
+        log_sum: the log-sum-exp of each query's scores, ``[batch, heads, queries]``; None if there are neither tails
+            nor padding.
         window_log_sum: the same for the keys of the window alone; None if there are no others.
         right_number: what is added to a query's scores in the right tails, in the same shape; None if there is nothing.
         right_log_sum: the log-sum-exp of the right tails alone, or None.
@@ -90,7 +91,7 @@ class Statistics(NamedTuple):
     """
 
     output: Tensor
-    log_sum: Tensor
+    log_sum: Tensor | None
     window_log_sum: Tensor | None
     right_number: Tensor | None
     right_log_sum: Tensor | None
@@ -104,16 +105,17 @@ class _Forward:
         self.inputs, self.learns = inputs, learns
         query, tables = inputs.query, inputs.tables
         self.output = empty_like(query)
-        self.log_sum = query.new_empty(query.shape[:3])
+        by_query = query.shape[:3]
         self.has_tails = any(True for _ in inputs.plan.tails())
-        self.has_right = any(tail.right for tail in inputs.plan.tails())
-        has_number = self.has_right and (tables.has_rows or tables.added is not None)
-        self.right_number = torch.empty_like(self.log_sum) if has_number else None
+        self.log_sum = query.new_empty(by_query) if self.has_tails or inputs.padding is not None else None
+        has_right = any(tail.right for tail in inputs.plan.tails())
+        has_number = has_right and (tables.has_rows or tables.added is not None)
+        self.right_number = query.new_empty(by_query) if has_number else None
         self.window_log_sum: Tensor | None = None
         # Of the right tails; the gradient of a number that they share needs them. One side is enough: the gradients of
         # a query's scores sum to zero, so the other one's follows.
-        self.right_output = torch.zeros_like(self.output) if self.has_right and learns else None
-        self.right_log_sum = None if self.right_output is None else torch.full_like(self.log_sum, float("-inf"))
+        self.right_output = torch.zeros_like(self.output) if has_right and learns else None
+        self.right_log_sum = query.new_full(by_query, float("-inf")) if has_right and learns else None
 
     def statistics(self) -> Statistics:
         """What the backward pass needs."""
@@ -127,25 +129,34 @@ class _Forward:
         queries = inputs.scaled_queries(part)
         keys, values, gate = inputs.keys(part), inputs.values(part), inputs.gate(part)
         output = scratch("output", queries, *queries.shape[:2], inputs.dim)
-        log_sum = scratch("log_sum", queries, *queries.shape[:2])
+        log_sum = None if self.log_sum is None else scratch("log_sum", queries, *queries.shape[:2])
         # The sum of each query's weights.
         total = scratch("total", queries, *queries.shape[:2], 1) if plan.dropout > 0 else queries.new_ones(())
         for tile in plan.tiles(block):
             at = tile.rows
-            output[:, at], log_sum[:, at] = self._tile(
-                part, tile, queries[:, at], keys[:, : tile.width], values[:, : tile.width],
-                None if gate is None else gate[:, at], total[:, at] if plan.dropout > 0 else total
-            )  # fmt: skip
+            output[:, at] = self._tile(
+                part,
+                tile,
+                queries[:, at],
+                keys[:, : tile.width],
+                values[:, : tile.width],
+                None if gate is None else gate[:, at],
+                None if log_sum is None else log_sum[:, at],
+                total[:, at] if plan.dropout > 0 else total,
+            )
         if inputs.far_value is not None:
             output.addcmul_(inputs.far_value[part.table_items, None], total if gate is None else total * gate)
         number = None if self.right_number is None else inputs.right_number(part, queries, gate)
         if self.right_number is not None and number is not None:
             self.right_number[part.pick] = number
         self.output[part.pick] = output.unflatten(0, part.by_head)
-        self.log_sum[part.pick] = log_sum.unflatten(0, part.by_head)
+        if self.log_sum is not None and log_sum is not None:
+            self.log_sum[part.pick] = log_sum.unflatten(0, part.by_head)
 
     def finish(self) -> None:
         """Add the tails, once all parts are done."""
+        if self.log_sum is None:
+            return
         if self.has_tails:
             self.window_log_sum = self.log_sum.clone() if self.learns else None
             tails.attend(
@@ -165,15 +176,18 @@ class _Forward:
         keys: Tensor,
         values: Tensor,
         gate: Tensor | None,
+        log_sum: Tensor | None,
         total: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The output of a tile and its log-sum-exp; ``total`` is filled in if there is dropout."""
+    ) -> Tensor:
+        """The output of a tile; fills in ``log_sum`` if it is there, and ``total`` if there is dropout."""
         inputs, dim = self.inputs, self.inputs.dim
         rows = inputs.rows(part, queries)
         if rows is not None and gate is not None:
             rows = rows * gate
         scores = inputs.scores(part, queries, keys, rows, tile)
-        weights, log_sum = softmax(scores)
+        weights = softmax(scores)
+        if log_sum is not None:
+            log_sum.copy_(log_sum_exp(scores, weights))
         kept = inputs.kept(part, tile, weights)
         if kept is not None:
             torch.sum(weights.mul_(kept), -1, keepdim=True, out=total)
@@ -184,7 +198,7 @@ class _Forward:
             if gate is not None:
                 shares.mul_(gate)
             output.baddbmm_(shares, inputs.table_value[part.table_items])
-        return output, log_sum
+        return output
 
 
 class _State(NamedTuple):
@@ -194,8 +208,7 @@ class _State(NamedTuple):
     keys: Tensor
     values: Tensor
     gate: Tensor | None
-    output: Tensor
-    log_sum: Tensor
+    log_sum: Tensor | None
     grads: Tensor
     window_grads: Tensor
     expected: Tensor
@@ -277,12 +290,12 @@ class _Backward:
 
     def _state(self, part: Part) -> _State:
         inputs, plan, dim, statistics = self.inputs, self.inputs.plan, self.inputs.dim, self.statistics
-        log_sum = statistics.log_sum[part.pick].flatten(0, 1)
+        log_sum = None if statistics.log_sum is None else statistics.log_sum[part.pick].flatten(0, 1)
         output = statistics.output[part.pick].flatten(0, 1)
         gate = inputs.gate(part)
         grads = inputs.queries(part, self.grad, "grads")
         grad, shared = grads[..., :dim], grads[..., dim:]
-        if inputs.padding is not None:
+        if inputs.padding is not None and log_sum is not None:
             grad.masked_fill_((log_sum == -HIDDEN).unsqueeze(-1), 0.0)
         expected = torch.mul(grad, output, out=scratch("grad query", grad, *grad.shape)).sum(-1, keepdim=True)
         # What all pairs of a query share in the gradients of their weights, or with dropout, of their kept weights.
@@ -291,7 +304,7 @@ class _Backward:
             by_far = torch.bmm(grad, inputs.far_value[part.table_items, :, None])
             shared.add_(by_far if gate is None else by_far * gate)
         window_grads = grads
-        if statistics.window_log_sum is not None:
+        if statistics.window_log_sum is not None and log_sum is not None:
             # The window's weights are those of a softmax over it, times its share of a query's weight.
             share = (statistics.window_log_sum[part.pick].flatten(0, 1) - log_sum).exp_().unsqueeze(-1)
             window_grads = torch.mul(grads, share, out=scratch("window grads", grads, *grads.shape))
@@ -302,7 +315,6 @@ class _Backward:
             keys=inputs.keys(part),
             values=inputs.values(part),
             gate=gate,
-            output=output,
             log_sum=log_sum,
             grads=grads,
             window_grads=window_grads,
@@ -321,7 +333,7 @@ class _Backward:
         rows = inputs.rows(part, queries)
         gated = rows if rows is None or gate is None else rows * gate
         scores = inputs.scores(part, queries, keys, gated, tile)
-        weights = torch.softmax(scores, -1, out=scratch("weights", scores, *scores.shape))
+        weights = softmax(scores)
         kept = inputs.kept(part, tile, weights)
         used = weights if kept is None else kept.mul_(weights)
         if state.total is not None:
@@ -399,9 +411,9 @@ class _Backward:
 
     def tails(self) -> None:
         """Add what goes through the tails to the gradients of queries, keys and values, once all parts are done."""
-        if self.statistics.window_log_sum is None:
-            return
         grad, log_sum = self.grad, self.statistics.log_sum
+        if log_sum is None or self.statistics.window_log_sum is None:
+            return
         if self.inputs.padding is not None:
             grad = grad.masked_fill((log_sum == -HIDDEN).unsqueeze(-1), 0.0)
         tails.backward(
@@ -413,7 +425,7 @@ class _Backward:
         """The gradients of the tables' last entries, which the right tails share."""
         inputs, dim, items = self.inputs, self.inputs.dim, part.table_items
         right_log_sum, right_output = self.statistics.right_log_sum, self.statistics.right_output
-        if right_log_sum is None or right_output is None:
+        if right_log_sum is None or right_output is None or state.log_sum is None:
             raise RuntimeError("The right tails were not kept in the forward pass.")
         grad, gate, last = state.grads[..., :dim], state.gate, slice(-1, None)
         mass = (right_log_sum[part.pick].flatten(0, 1) - state.log_sum).exp_().unsqueeze(-1)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hf_relpos.engines import dense, eager, fused
-from hf_relpos.engines.layout import Inputs, empty_like, product, softmax
+from hf_relpos.engines.layout import Inputs, empty_like, log_sum_exp, product, softmax
 from hf_relpos.engines.offsets import collect, spread
 from hf_relpos.engines.tables import Tables, fitted, sized
 from hf_relpos.engines.tiles import HIDDEN, Plan, columns, skewed, skewed_part
@@ -287,7 +287,8 @@ def _near_gradient(
         torch.neg(expected[part.pick].flatten(0, 1), out=grads[..., inputs.dim])
         for tile in plan.tiles(part.block):
             scores = inputs.scores(part, queries[:, tile.rows], keys[:, : tile.width], None, tile)
-            weights, near_sum = softmax(scores)
+            weights = softmax(scores)
+            near_sum = log_sum_exp(scores, weights)
             grads[:, tile.rows].mul_((near_sum - log_sum[part.pick].flatten(0, 1)[:, tile.rows]).exp_().unsqueeze(-1))
             grad_scores = product("grad scores", grads[:, tile.rows], values[:, : tile.width]).mul_(weights)
             by_head = grad_scores.unflatten(0, part.by_head)
