@@ -66,7 +66,7 @@ def contestants() -> dict[str, Contestant]:
         quadratic = {key: HEADS * tensors for key, tensors in SCORE_TENSORS.items()}
         found[name] = Contestant(
             solver(name),
-            lambda problem, backward, name=name: engine_refuses(name, problem),
+            lambda problem, backward, name=name: engine_refuses(name, problem, backward),
             quadratic if name in QUADRATIC_ENGINES else linear,
         )
     for name, peer in PEERS.items():

@@ -31,7 +31,7 @@ LINEAR_ENGINE, SHORT, LONG, MOST_GROWTH = "blockwise", 2048, 4096, 2.3
 SCORE_TENSORS = 11
 QUADRATIC = ("eager",)
 
-# Engines that take no more than a bias, and are measured with one.
+# Engines that take no more than a bias, which does not learn, and are measured with one.
 BIAS_ONLY = ("toeplitz",)
 
 METHOD = (
@@ -76,7 +76,7 @@ def inputs(length: int) -> tuple[Any, ...]:
     states = [torch.randn(BATCH, HEADS, length, HEAD_DIM, generator=generator) for _ in range(3)]
     tables = [torch.randn(1, 2 * CLIP + 1, HEAD_DIM, generator=generator) for _ in range(2)]
     bias = torch.randn(HEADS, 2 * CLIP + 1, generator=generator)
-    return tuple(tensor.requires_grad_() for tensor in (*states, *tables, bias))
+    return (*(tensor.requires_grad_() for tensor in (*states, *tables)), bias)
 
 
 def attention(engine: str, backward: bool) -> Callable[..., None]:

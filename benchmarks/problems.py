@@ -124,10 +124,10 @@ def engine_names() -> list[str]:
     return ["auto", *(name for name in ENGINES if name != "auto")]
 
 
-def engine_refuses(engine: str, problem: Problem) -> str | None:
-    """What of the problem an engine cannot take, or None."""
+def engine_refuses(engine: str, problem: Problem, backward: bool) -> str | None:
+    """What of the problem an engine cannot take, with the backward pass or without; None if it takes it."""
     refuses: Callable[..., str | None] | None = REFUSES.get(engine)
-    with torch.no_grad():
+    with torch.set_grad_enabled(backward):
         reason = refuses and refuses(problem.query, problem.value, problem.terms(), problem.mask, 0.0)
     return f"does not take {reason}" if reason else None
 

@@ -45,9 +45,6 @@ SHORT_DROPPING, SHORT_BIAS_DROPPING = 192, 512
 # From so many queries on, the fused operator pays off.
 LONG, LONG_CAUSAL = 1024, 513
 
-# The same where all there is is a bias that learns in both directions; its gradient then costs something.
-LONG_BIAS = 2048
-
 # Up to this many scores per head, holding them all is faster than computing them again in the backward pass.
 EAGER_SCORES = 512 * 512
 
@@ -125,7 +122,7 @@ def by_speed(query: Tensor, key: Tensor, terms: RelativeTerms, mask: AttentionMa
     """The engines for a case, the fastest first; some may not be able to take it, the last one can."""
     queries, keys = query.shape[2], key.shape[2]
     only_bias = terms.query is None and terms.key is None and terms.value is None
-    fixed_bias = only_bias and not _learns(terms)
+    fixed_bias = only_bias and not toeplitz.learns(terms)
     last = "eager" if queries * keys <= EAGER_SCORES else "blockwise"
     if dropout > 0:
         short = SHORT_BIAS_DROPPING if only_bias else SHORT_DROPPING
@@ -136,12 +133,6 @@ def by_speed(query: Tensor, key: Tensor, terms: RelativeTerms, mask: AttentionMa
     names = ["dense", last]
     if mask.window is not None or queries >= (LONG_CAUSAL if mask.causal else LONG):
         names.insert(0, "banded")
-    if fixed_bias or (only_bias and queries >= LONG_BIAS and not mask.causal):
+    if fixed_bias:
         names.insert(0, "toeplitz")
     return names
-
-
-def _learns(terms: RelativeTerms) -> bool:
-    """Whether the gradient of a bias is wanted."""
-    biases = (terms.bias, terms.native_bias)
-    return torch.is_grad_enabled() and any(bias is not None and bias.requires_grad for bias in biases)
