@@ -276,14 +276,13 @@ SECTIONS = {
 LIMITS = """
 ## Where it stands, and why
 
-- **Both directions, Shaw's vectors.** The tables differ left and right of a query, so one call of the fused operator
-  cannot do both sides. Below 1,024 tokens everything is done in tiles (`dense`), by unfused matrix products; from there
-  on the fused operator does what is far from the diagonal (`banded`), but on blocks of queries, for which it is slower
-  than on whole sequences. Tried and not faster: two causal calls (one on reversed sequences), blocks of 192 to 1,024
-  queries, tiles of 32 to 256 rows.
-- **A bias that learns.** Forward and backward with a bias cost what they cost without (`toeplitz`); the table's
-  gradient needs the scores near the diagonal once more. A bias that does not learn, and all inference with a bias, is
-  free of that.
+- **Both directions.** The tables differ left and right of a query, so one call of the fused operator cannot do both
+  sides. Below 1,024 tokens everything is done in tiles (`dense`), by unfused matrix products; from there on the fused
+  operator does what is far from the diagonal (`banded`), in rectangles, for which it is slower than on whole sequences
+  if they are small. The share of that shrinks with the length. Tried and not faster: two causal calls (one on reversed
+  sequences), blocks of 128 to 1,024 queries, with and without halving, tiles of 32 to 512 rows.
+- **A bias** that does not learn, and all inference with a bias, costs what attention costs without it (`toeplitz`). One
+  that learns goes the way of Shaw's vectors: the operator does not give its gradient.
 - **Attention dropout.** No fused operator for the CPU drops weights: the unpatched model runs unfused, and is the
   baseline.
 - **A step of generation** costs a few small operations more per layer, which counts in a small model and not in a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -9,6 +10,7 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from hf_relpos.config import RelPosConfig
+from hf_relpos.errors import PatchStateError
 from hf_relpos.families import FAMILIES, Family
 
 logger = logging.get_logger(__name__)
@@ -79,6 +81,23 @@ class RelPosConfigMixin:
         if values.get("model_type") == cls.relpos_family.package:
             values = {**values, "model_type": cls.model_type}  # type: ignore[attr-defined]
         return values, unused
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The config that was stored, with the changes asked for; of its relative positions, only the engine's.
+
+        Raises:
+            PatchStateError: if other relative positions are asked for than were stored.
+        """
+        stored, asked = config_dict.get("relpos"), kwargs.get("relpos")
+        if stored is not None and asked is not None:
+            stored, asked = RelPosConfig.of(stored), RelPosConfig.of(asked)
+            if replace(stored, engine=asked.engine) != asked:
+                raise PatchStateError(
+                    f"The checkpoint has {stored}, but relpos={asked} was asked for; only the engine may differ. Load "
+                    "it without relpos=...; to change its relative positions, unpatch_model it and patch it again."
+                )
+        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
 
 def _config_class(family: Family) -> type:

@@ -33,15 +33,21 @@ class HubMixin(_Base):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
-        """Save the model as every model is saved, with its card and a file that imports this package."""
+        """Save the model as every model is saved, with its card and a file that imports this package.
+
+        The code that ``save_standalone`` once put into the folder goes: nothing would read it any more.
+        """
         trainer.wrap_trainer()
         directory = Path(save_directory)
-        if is_main_process and not directory.is_file():
+        writes = is_main_process and not directory.is_file()
+        if writes:
             directory.mkdir(parents=True, exist_ok=True)
             saving.write_card(self, directory)
             (directory / standalone.ENTRY_FILE).write_text(standalone.entry_of_package(self), encoding="utf-8")
         with _pointing_to_package(self.config):
             super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        if writes:
+            standalone.remove_bundle(directory)
 
     def _upload_modified_files(
         self, working_dir: str | os.PathLike[str], repo_id: str, *args: Any, **kwargs: Any

@@ -139,7 +139,14 @@ def _family_classes(family: Family) -> dict[type, type]:
             and base.__module__ == family.modeling.__name__
             and not base.__name__.endswith("PreTrainedModel")
         ):
-            made = _subclass(base, RelPosModelMixin, config_class=config_class, relpos_family=family)
+            unsplit: list[str] = getattr(base, "_no_split_modules", None) or []
+            made = _subclass(
+                base,
+                RelPosModelMixin,
+                config_class=config_class,
+                relpos_family=family,
+                _no_split_modules=[CLASS_PREFIX + name if name in family.overrides else name for name in unsplit],
+            )
             compat.record_outputs_of(made)
             classes[base] = made
     return classes

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from hf_relpos.bundle import LICENCE, PACKAGE, bundled_files, file_of
+from hf_relpos.bundle import LICENCE, PACKAGE, PREFIX, bundled_files, file_of, is_bundled
 from hf_relpos.errors import PatchStateError
 from hf_relpos.version import __version__
 
@@ -150,6 +150,16 @@ def push_to_hub_standalone(
             revision=revision,
             create_pr=create_pr,
         )
+
+
+def remove_bundle(directory: Path) -> None:
+    """Remove the package's sources from a folder whose config no longer names them, or names those of another version.
+
+    Only files that say themselves that they were generated go.
+    """
+    for path in directory.glob(f"{PREFIX}*.py"):
+        if path.is_file() and is_bundled(path.read_text(encoding="utf-8", errors="replace")):
+            path.unlink()
 
 
 def auto_map(model: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
@@ -61,7 +61,7 @@ def relpos_param_groups(
 
     Raises:
         PatchStateError: if no added parameter is trainable.
-        ValueError: for a rate or decay that is negative or not finite.
+        ValueError: for a rate or decay that is negative, not finite, or not a number.
     """
     decayed = [name for name, parameter in model.named_parameters() if parameter.ndim > 1 and "bias" not in name]
     return _groups(model, decayed, lr, weight_decay, relpos_lr, relpos_weight_decay)
@@ -76,15 +76,15 @@ def _groups(
     relpos_weight_decay: float,
 ) -> list[dict[str, Any]]:
     """The groups, with the names of the pretrained parameters that are decayed."""
-    relpos_lr = ADDED_RATE * lr if relpos_lr is None else relpos_lr
     for name, value in {
         "lr": lr,
         "weight_decay": weight_decay,
-        "relpos_lr": relpos_lr,
+        "relpos_lr": lr if relpos_lr is None else relpos_lr,
         "relpos_weight_decay": relpos_weight_decay,
     }.items():
-        if not 0 <= value < math.inf:
+        if not _is_number(value) or not 0 <= value < math.inf:
             raise ValueError(f"`{name}` is {value!r}, but must be a finite number of at least 0.")
+    relpos_lr = ADDED_RATE * lr if relpos_lr is None else relpos_lr
     settings = {
         "pretrained, decayed": {"lr": lr, "weight_decay": weight_decay},
         "pretrained": {"lr": lr, "weight_decay": 0.0},
@@ -98,6 +98,11 @@ def _groups(
     if not members["tables"] and not members["gates"]:
         raise PatchStateError(_nothing_to_train(model))
     return [{"params": members[kind], **settings[kind]} for kind in settings if members[kind]]
+
+
+def _is_number(value: object) -> bool:
+    """Numbers from a YAML file may have come as text: ``1e-3`` is one there, for want of a point."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _kind(name: str, decayed: Collection[str]) -> str:
@@ -203,7 +208,7 @@ def relpos_measures(model: nn.Module) -> dict[str, float]:
     """What the added parameters have come to, as numbers to log.
 
     Args:
-        model: a patched model, wrapped or not.
+        model: a patched model, wrapped or not. Where FSDP2 shards it, all processes must ask: the values are gathered.
 
     Returns:
         By ``relpos/<path>``: for tables and token gates the norm of each parameter, for head gates mean, smallest and
@@ -215,7 +220,7 @@ def relpos_measures(model: nn.Module) -> dict[str, float]:
             for name, parameter in module.named_parameters(prefix=_short(path), recurse=False):
                 if "relpos" not in name or ".original_module." in path + ".":
                     continue
-                value = parameter.detach().float()
+                value = _whole(parameter).float()
                 if isinstance(module, HeadGate):
                     measures[f"relpos/{name}_mean"] = value.mean().item()
                     measures[f"relpos/{name}_min"] = value.min().item()
@@ -225,6 +230,13 @@ def relpos_measures(model: nn.Module) -> dict[str, float]:
                 else:
                     measures[f"relpos/{name}_norm"] = value.norm().item()
     return measures
+
+
+def _whole(parameter: nn.Parameter) -> Tensor:
+    """A parameter's value; of one that FSDP2 shards, a process holds only a part, so the others' are gathered."""
+    value = parameter.detach()
+    gather = getattr(value, "full_tensor", None)
+    return value if gather is None else gather()
 
 
 def _short(path: str) -> str:
@@ -278,7 +290,10 @@ class AnnealNativeGateCallback(TrainerCallback, ExportableState):
     lifts the limit on the length. Checkpoints written before that have ``native="gate"``, and training resumes from
     them.
 
-    If training stops before ``end``, nothing is dropped, since the model still uses its native positions.
+    If training stops before ``end``, nothing is dropped, since the model still uses its native positions. The gate
+    stays out of learning (``requires_grad=False``), for training to be resumed.
+
+    Many processes may train together, with DDP or FSDP2. After the end they need a new Trainer to train on.
 
     Args:
         start: part of the training steps after which the gate begins to shut.
@@ -290,7 +305,7 @@ class AnnealNativeGateCallback(TrainerCallback, ExportableState):
     """
 
     def __init__(self, start: float = 0.0, end: float = 0.8, schedule: str = "linear") -> None:
-        if not 0 <= start < end <= 1:
+        if not (_is_number(start) and _is_number(end) and 0 <= start < end <= 1):
             raise ValueError(
                 f"AnnealNativeGateCallback: `start` is {start!r} and `end` is {end!r}, but they must be parts of the "
                 "training, 0 <= start < end <= 1."
@@ -345,9 +360,24 @@ class AnnealNativeGateCallback(TrainerCallback, ExportableState):
         """Go on where a checkpoint left off, or begin.
 
         Raises:
+            PatchStateError: if the model cannot be turned into another one at the end: it is inside a wrapper, or
+                several processes train again a model that has been turned.
             ValueError: if the callback came too late to take the gates out of learning.
         """
-        if any(gate.requires_grad for _, gate in _native_gates(kwargs["model"])):
+        model = kwargs["model"]
+        if not isinstance(model, RelPosModelMixin):
+            raise PatchStateError(
+                f"AnnealNativeGateCallback cannot take the native positions out of a {type(model).__name__}, the "
+                "wrapper that the Trainer has put around the model. Train with DDP or FSDP2, which leave the model "
+                'itself to callbacks (with fsdp=True: fsdp_config={"version": 2}).'
+            )
+        if args.world_size > 1 and model.config.relpos["native"] == "drop":
+            raise PatchStateError(
+                f"AnnealNativeGateCallback has dropped the native positions of {type(model).__name__} at the end of an "
+                f"earlier training, but what connects the {args.world_size} processes still counts on them. To train "
+                "on, make a new Trainer, without this callback."
+            )
+        if any(gate.requires_grad for _, gate in _native_gates(model)):
             raise ValueError(
                 "AnnealNativeGateCallback came too late: the optimizer learns the native gate already. Give it to the "
                 "Trainer with callbacks=[...] and the model with model=, not with add_callback or model_init."
@@ -355,7 +385,7 @@ class AnnealNativeGateCallback(TrainerCallback, ExportableState):
         stored = state.stateful_callbacks.get(type(self).__name__)
         if isinstance(stored, dict):
             self.opened = dict(stored["attributes"]["opened"])
-        self._set_gates(kwargs["model"], state)
+        self._set_gates(model, state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Move the gates to where they belong now: for the next step, and for a checkpoint in between."""
@@ -366,12 +396,13 @@ class AnnealNativeGateCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Drop the native positions, if they no longer act."""
         model = kwargs["model"]
-        if all(float(gate) == 0 for _, gate in _native_gates(model)):
+        if all(_whole(gate).item() == 0 for _, gate in _native_gates(model)):
             drop_native_positions(model)
         else:
             logger.warning(
                 f"Training stopped at step {state.global_step} of {state.max_steps}, before the gate on the native "
-                'positions was shut. They were not dropped: the model is still one with native="gate".'
+                'positions was shut. They were not dropped: the model is still one with native="gate", whose gate does '
+                "not learn (requires_grad=False)."
             )
 
     def _set_gates(self, model: nn.Module, state: TrainerState) -> None:

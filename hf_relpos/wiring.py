@@ -76,10 +76,7 @@ def attach(
                 attention.__dict__[SHARED_FROM] = (stack.module,)
     for owner, table in list(_native_tables(model, family)):
         _change_native(owner, table, family, config, keep_dropped)
-    for module in model.modules():
-        new_class = patched_class(type(module))
-        if new_class is not None:
-            module.__class__ = new_class
+    _swap_classes(model, patched_class)
 
 
 def check_config(model: PreTrainedModel) -> RelPosConfig:
@@ -131,9 +128,21 @@ def detach(model: PreTrainedModel, family: Family) -> None:
                 module.has_relative_attention_bias = True
         if isinstance(module, GatedTable):
             del module.relpos_gate
-        original = getattr(type(module), "relpos_original", None)
-        if original is not None:
-            module.__class__ = original
+    _swap_classes(model, lambda swapped: getattr(swapped, "relpos_original", None))
+
+
+def _swap_classes(model: PreTrainedModel, new_class: Callable[[type], type | None]) -> None:
+    """Give modules their new classes, also where Transformers names those that must stay in one piece on a device."""
+    names = {}
+    for module in model.modules():
+        new = new_class(type(module))
+        if new is not None:
+            names[type(module).__name__] = new.__name__
+            module.__class__ = new
+    for module in model.modules():
+        unsplit = vars(module).get("_no_split_modules")
+        if unsplit:
+            module._no_split_modules = {names.get(name, name) for name in unsplit}
 
 
 def _is_ours(child: nn.Module | None) -> bool:

@@ -5,26 +5,39 @@ A task compares with one process where it can, and otherwise leaves what it made
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate
+import pytest
 import tiny
 import torch
 import torch.distributed.checkpoint as dcp
-from accelerate.utils import set_seed
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, set_seed
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
-from hf_relpos import patch_model
+from hf_relpos import (
+    AnnealNativeGateCallback,
+    PatchStateError,
+    RelPosLoggingCallback,
+    RelPosTrainerMixin,
+    patch_model,
+)
 from hf_relpos.layer import RelPosLayer
+from hf_relpos.training import relpos_measures
 
 PROCESSES = 2
 # (family, native, gate, share_layers): every kind of model, each choice that changes where parameters are.
@@ -35,6 +48,7 @@ MODELS = [
     ("umt5", "keep", "head", True),
 ]
 TRAINED = ("gpt2", "t5")
+ANNEALED = ("bert", "t5")  # the ones with a native gate
 LENGTH, BATCH, RATE = 9, 2, 0.05
 
 
@@ -104,6 +118,11 @@ def sharded(model: nn.Module) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
+def whole(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a sharded model, in the first process."""
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
 def fsdp2(folder: Path) -> None:
     """Steps of a sharded model equal those of a whole one; what it saves is resumed by one process in the test."""
     rank = torch.distributed.get_rank()
@@ -119,9 +138,9 @@ def fsdp2(folder: Path) -> None:
         for _ in range(2):
             step(alone, batch, optimizers[0])
             step(model, part(batch, rank), optimizers[1])
-        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        state = whole(model)
         if rank == 0:
-            same(whole, alone.state_dict())
+            same(state, alone.state_dict())
         weights, moments = get_state_dict(model, optimizers[1])
         dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder / family)
         # The next step, for the test to compare with: the whole model takes it here, the resumed one there.
@@ -130,17 +149,57 @@ def fsdp2(folder: Path) -> None:
             torch.save(alone.state_dict(), folder / f"{family}.pt")
 
 
-def trainer_of(family: str, folder: Path, processes: int, **more: Any) -> Trainer:
+def annealing(folder: Path) -> None:
+    """A sharded model is measured as a whole one, and lets go of its native positions as it does.
+
+    The Trainer's part is played here: on CPUs it does not shard.
+    """
+    arguments = SimpleNamespace(load_best_model_at_end=False, world_size=PROCESSES)
+    for family in ANNEALED:
+        choices = next(choices for name, *choices in MODELS if name == family)
+        batch = rows(family, PROCESSES * BATCH)
+        batches = batch, part(batch, torch.distributed.get_rank())
+        models = [model_of(family, *choices) for _ in batches]
+        callbacks = [AnnealNativeGateCallback(end=1.0) for _ in batches]
+        state = TrainerState(global_step=0, max_steps=2)
+
+        def tell(event: str, callbacks: Any = callbacks, models: Any = models, state: Any = state) -> None:
+            for callback, model in zip(callbacks, models, strict=True):
+                getattr(callback, event)(arguments, state, TrainerControl(), model=model)
+
+        tell("on_init_end")
+        sharded(models[1])
+        optimizers = [torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-3) for model in models]
+        tell("on_train_begin")
+        for _ in range(state.max_steps):
+            for each in zip(models, batches, optimizers, strict=True):
+                step(*each)
+            state.global_step += 1
+            tell("on_step_end")
+            alone, ours = map(relpos_measures, models)
+            assert ours == pytest.approx(alone, rel=1e-4, abs=1e-6)
+        tell("on_train_end")
+        assert [model.config.relpos["native"] for model in models] == ["drop", "drop"]
+        for each in zip(models, batches, optimizers, strict=True):
+            step(*each)
+        weights = whole(models[1])
+        if torch.distributed.get_rank() == 0:
+            same(weights, models[0].state_dict())
+
+
+def trainer_of(
+    family: str, folder: Path, processes: int, cls: Callable[..., Trainer] = Trainer, **more: Any
+) -> Trainer:
     """A Trainer whose steps see the same rows whatever the number of processes."""
     choices = next(choices for name, *choices in MODELS if name == family)
     arguments = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=PROCESSES * BATCH // processes, max_steps=4, save_steps=2,
         gradient_accumulation_steps=2, learning_rate=0.01, adam_epsilon=1e-3, logging_steps=1, use_cpu=True,
-        report_to=[], seed=3, disable_tqdm=True, ddp_find_unused_parameters=False, **more,
+        report_to=[], seed=3, disable_tqdm=True, ddp_find_unused_parameters=False,
     )  # fmt: skip
     batch = rows(family, 24)
     data = [{name: tensor[row] for name, tensor in batch.items()} for row in range(24)]
-    return Trainer(model_of(family, *choices), arguments, train_dataset=data)
+    return cls(model_of(family, *choices), arguments, train_dataset=data, **more)
 
 
 def trainer(folder: Path) -> None:
@@ -153,6 +212,49 @@ def trainer(folder: Path) -> None:
         if one.is_world_process_zero():
             losses = [entry["loss"] for entry in one.state.log_history if "loss" in entry]
             torch.save(losses, folder / family / "losses.pt")
+
+
+class RelPosTrainer(RelPosTrainerMixin, Trainer):
+    pass
+
+
+def extras_of(family: str, folder: Path, processes: int) -> Trainer:
+    """A Trainer with all that the package adds to it; its native positions have no effect in the second half."""
+    callback = AnnealNativeGateCallback(end=0.5)
+    one = trainer_of(family, folder, processes, RelPosTrainer, callbacks=[callback], relpos_lr=0.02)
+    one.add_callback(RelPosLoggingCallback(one))
+    return one
+
+
+def outcome(one: Trainer) -> dict[str, Any]:
+    """Train, and tell what to compare: groups by their parameters' names, the log, what was printed, the weights."""
+    names = {id(parameter): name for name, parameter in one.model.named_parameters()}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        one.train()
+    return {
+        "groups": [
+            (group["initial_lr"], group["weight_decay"], [names[id(parameter)] for parameter in group["params"]])
+            for group in one.optimizer.param_groups
+        ],
+        "logged": [
+            {name: value for name, value in entry.items() if name.startswith("relpos/")}
+            for entry in one.state.log_history
+            if any(name.startswith("relpos/") for name in entry)
+        ],
+        "printed": sum("relpos/" in line for line in printed.getvalue().splitlines()),
+        "native": one.model.config.relpos["native"],
+        "state": one.model.state_dict(),
+    }
+
+
+def extras(folder: Path) -> None:
+    """Parameter groups, logging and annealing with the Trainer, whose DDP waits for the gradient of each parameter."""
+    for family in ANNEALED:
+        one = extras_of(family, folder / family, PROCESSES)
+        torch.save(outcome(one), folder / f"{family}-{torch.distributed.get_rank()}.pt")
+        one.save_model(str(folder / family / "end"))
+        with pytest.raises(PatchStateError, match=r"earlier training, .* 2 processes .* make a new Trainer"):
+            one.train()
 
 
 def loop_of(family: str, processes: int) -> tuple[accelerate.Accelerator, Any, Any, Any]:
@@ -187,10 +289,54 @@ def loop(folder: Path) -> None:
         accelerator.free_memory()
 
 
-TASKS: dict[str, Callable[[Path], None]] = {"ddp": ddp, "fsdp2": fsdp2, "trainer": trainer, "loop": loop}
+def plugin(folder: Path) -> None:
+    """accelerate's FSDP2 plugin: what it makes of any model on CPUs, and of ours where it takes CPUs for GPUs.
+
+    Comes last: accelerate remembers in the environment that there was a plugin.
+    """
+    rank, family = torch.distributed.get_rank(), "gpt2"
+    choices = next(choices for name, *choices in MODELS if name == family)
+    batch, alone = rows(family, PROCESSES * BATCH), model_of(family, *choices)
+    for model, known, kind in (
+        (tiny.build(family), DistributedType.MULTI_CPU, nn.parallel.DistributedDataParallel),
+        (model_of(family, *choices), DistributedType.MULTI_GPU, FSDPModule),
+    ):
+        AcceleratorState._reset_state()
+        accelerate.PartialState().distributed_type = known
+        shards = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+        accelerator = accelerate.Accelerator(cpu=True, fsdp_plugin=shards)
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-3))
+        # The day that CPUs are sharded as well, docs/scale.md can say so.
+        assert isinstance(model, kind), type(model)
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    theirs = torch.optim.AdamW(alone.parameters(), 1e-3, eps=1e-3)
+    for count in range(2):
+        step(alone, batch, theirs)
+        optimizer.zero_grad()
+        accelerator.backward(model(**part(batch, rank)).loss)
+        optimizer.step()
+        if count == 0:
+            accelerator.save_state(str(folder / "state"))
+    after = whole(model)
+    # Back to the middle, and the second step again: a state was saved and loaded.
+    accelerator.load_state(str(folder / "state"))
+    optimizer.zero_grad()
+    accelerator.backward(model(**part(batch, rank)).loss)
+    optimizer.step()
+    again = whole(model)
+    if rank == 0:
+        same(after, alone.state_dict())
+        same(again, alone.state_dict())
+
+
+TASKS: dict[str, Callable[[Path], None]] = {
+    "ddp": ddp, "fsdp2": fsdp2, "annealing": annealing, "trainer": trainer, "extras": extras, "loop": loop,
+    "plugin": plugin,
+}  # fmt: skip
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # as in conftest.py: what was imported is not worth asking for each patch, or collecting
     # One process group for all tasks, over gloo; accelerate and the Trainer take the one that is there.
     assert accelerate.PartialState(cpu=True).num_processes == PROCESSES
     for task in sys.argv[2:]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
+import transformers
 from hub_server import errors_of
 from huggingface_hub import ModelCard
 from tiny import fill
 from transformers import (
     BertConfig,
-    BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
-    GPT2Config,
-    GPT2LMHeadModel,
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.modelcard import TASK_MAPPING
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_relpos import (
@@ -31,8 +30,9 @@ from hf_relpos import (
     unpatch_model,
 )
 from hf_relpos.cards import ModelCardError, write_model_card
-from hf_relpos.cards.card import model_card
+from hf_relpos.cards.card import _head_of, model_card
 from hf_relpos.cards.facts import horizon, was_trained
+from hf_relpos.models import MODELS
 from hf_relpos.schemes import AttentionGeometry
 
 BERT = {
@@ -130,27 +130,39 @@ def test_numbers_without_a_data_set_stay_out_of_the_metadata(classifier, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("make", "auto_class", "tag"),
+    ("family", "cls", "auto_class", "tag"),
     [
-        (lambda: BertModel(BertConfig(**BERT)), "AutoModel", "feature-extraction"),
-        (lambda: BertForMaskedLM(BertConfig(**BERT)), "AutoModelForMaskedLM", "fill-mask"),
-        (
-            lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2)),
-            "AutoModelForCausalLM",
-            "text-generation",
-        ),
-        (lambda: T5ForConditionalGeneration(T5Config(**T5)), "AutoModelForSeq2SeqLM", None),
+        ("bert", "BertModel", "AutoModel", "feature-extraction"),
+        ("bert", "BertForMaskedLM", "AutoModelForMaskedLM", "fill-mask"),
+        ("gpt2", "GPT2LMHeadModel", "AutoModelForCausalLM", "text-generation"),
+        ("t5", "T5ForConditionalGeneration", "AutoModelForSeq2SeqLM", "text2text-generation"),
+        ("umt5", "UMT5ForConditionalGeneration", "AutoModelForSeq2SeqLM", "text2text-generation"),
     ],
 )
-def test_the_loading_code_names_an_auto_class_that_loads_the_model(make, auto_class, tag, tmp_path):
-    import transformers
-
-    model = patch_model(make(), Shaw(max_distance=4))
+def test_the_loading_code_names_an_auto_class_that_loads_the_model(family, cls, auto_class, tag, tmp_path):
+    model = patch_model(tiny.build(family, cls), Shaw(max_distance=4))
     model.save_pretrained(tmp_path)
     path = tmp_path / "README.md"  # written on save
     assert f"model = {auto_class}.from_pretrained(" in path.read_text()
     assert ModelCard.load(path).data.pipeline_tag == tag
     assert type(getattr(transformers, auto_class).from_pretrained(tmp_path)) is type(model)
+
+
+def test_the_tag_is_the_one_that_transformers_has_for_the_stock_class():
+    checked = set()
+    for task, names in TASK_MAPPING.items():
+        for stock, made in MODELS.items():
+            if stock.__name__ in names.values():
+                assert _head_of(object.__new__(made))[1] == task, stock.__name__
+                checked.add(task)
+    assert checked >= {"fill-mask", "text-generation", "text-classification", "text2text-generation"}
+
+
+def test_numbers_of_an_encoder_decoder_are_in_the_metadata(tmp_path):
+    model = patch_model(tiny.build("t5"), Shaw(max_distance=4))
+    path = write_model_card(model, tmp_path, metrics={"loss": 1.5}, dataset="CNN news")
+    (result,) = ModelCard.load(path).data.eval_results
+    assert (result.task_type, result.metric_value) == ("text2text-generation", 1.5)
 
 
 def test_the_length_limit_is_stated_only_where_there_is_one(tmp_path):

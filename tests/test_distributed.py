@@ -90,19 +90,46 @@ def check_trainer(made, folder):
         states_are_close(head.from_pretrained(made / family / "end").state_dict(), end)
 
 
+def check_extras(made, folder):
+    """The processes agree, log once, and do what one process does, which resumes their checkpoint."""
+    for family in worker.ANNEALED:
+        first, second = (torch.load(made / f"{family}-{rank}.pt") for rank in range(worker.PROCESSES))
+        one = worker.extras_of(family, folder / "alone" / "extras", 1)
+        alone = worker.outcome(one)
+        assert [first["printed"], second["printed"], len(alone["logged"])] == [4, 0, 4]
+        for theirs in (first, second):
+            assert theirs["groups"] == alone["groups"]
+            assert theirs["native"] == alone["native"] == "drop"
+            assert list(theirs["state"]) == list(alone["state"])
+            for seen, expected in zip(theirs["logged"], alone["logged"], strict=True):
+                assert seen == pytest.approx(expected, rel=1e-4, abs=2e-5)
+        assert [group[:2] for group in alone["groups"]] == [(0.01, 0), (0.01, 0), (0.02, 0), (0.02, 0)]
+        for name, tensor in first["state"].items():
+            assert torch.equal(second["state"][name], tensor), name
+        worker.same(first["state"], alone["state"])
+        resumed = worker.extras_of(family, folder / "resumed" / "extras", 1)
+        resumed.train(resume_from_checkpoint=str(made / family / "checkpoint-2"))
+        worker.same(resumed.model.state_dict(), first["state"])
+        head = getattr(transformers, tiny.AUTO_HEAD[family])
+        loaded = head.from_pretrained(made / family / "end")
+        assert loaded.config.relpos["native"] == "drop"
+        worker.same(loaded.state_dict(), first["state"])
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-def test_torchrun_ddp_fsdp2_and_trainer_equal_one_process_which_resumes_what_they_saved(tmp_path):
-    launch(TORCHRUN, tmp_path, "ddp", "fsdp2", "trainer")
+def test_torchrun_ddp_fsdp2_and_trainer_with_extras_equal_one_process_which_resumes_what_they_saved(tmp_path):
+    launch(TORCHRUN, tmp_path, "ddp", "fsdp2", "annealing", "trainer", "extras")
     check_fsdp2(tmp_path / "fsdp2")
     check_trainer(tmp_path / "trainer", tmp_path)
+    check_extras(tmp_path / "extras", tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_accelerate_launch_with_a_loop_of_ones_own_equals_one_process_which_resumes_its_state(tmp_path):
-    launch([*ACCELERATE, free_port()], tmp_path, "loop")
+    launch([*ACCELERATE, free_port()], tmp_path, "loop", "plugin")
     for family in worker.TRAINED:
         made = tmp_path / "loop" / family
         end = load_file(made / "end" / "model.safetensors")

@@ -365,3 +365,23 @@ def test_every_shorthand_for_the_choices_is_taken(relpos):
     model = patch_model(build("bert"), relpos)
     assert model.config.relpos == RelPosConfig.of(relpos).to_dict()
     assert tiny.added(model)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_must_stay_in_one_piece_on_a_device_is_called_by_its_name(family):
+    model = build(family)
+    before = set(model._no_split_modules)
+
+    def unsplit() -> set[str]:
+        names = {type(module).__name__ for module in model.modules()}
+        assert set(model._no_split_modules) <= names
+        return set(model._no_split_modules)
+
+    unsplit()
+    patch_model(model, "shaw")
+    assert len(unsplit()) == len(before)
+    loaded = type(model)(model.config)
+    assert set(loaded._no_split_modules) == set(model._no_split_modules)
+    unpatch_model(model)
+    assert unsplit() == before

@@ -143,6 +143,32 @@ def test_the_package_wins_where_it_is_installed(tmp_path):
             assert torch.equal(tiny.logits(loaded, batch), tiny.logits(model, batch))
 
 
+@pytest.mark.parametrize("family", tiny.KINDS)
+def test_a_plain_save_takes_the_code_of_a_standalone_one_out_of_the_folder(family, tmp_path):
+    folder, model = tmp_path / "model", patched(family)
+    save_standalone(model, folder)
+    of_another_version = bundle.header("hf_relpos.gone").replace(hf_relpos.__version__, "0.0.1")
+    (folder / "relpos_gone.py").write_text(of_another_version)
+    (folder / "relpos_notes.py").write_text('"""Mine."""')
+    (folder / "notes.py").write_text(bundle.header("hf_relpos.notes"))
+    save_standalone(model, folder)  # over itself: what this version does not have goes
+    theirs = {standalone.ENTRY_FILE, "notes.py", "relpos_notes.py"}
+    assert {path.name for path in folder.glob("*.py")} == theirs | set(bundle.bundled_files())
+    model.save_pretrained(folder)
+    assert {path.name for path in folder.glob("*.py")} == theirs
+    task = {"name": str(folder), "auto_class": tiny.AUTO_HEAD[family], "options": TRUST}
+    assert without_package(tmp_path, {"plain": task})["plain"].endswith("Run `pip install hf_relpos`")
+    assert "save_standalone" not in (folder / "README.md").read_text()
+
+
+def test_a_process_that_does_not_write_leaves_the_folder_alone(tmp_path):
+    model = patched("bert")
+    save_standalone(model, tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    model.save_pretrained(tmp_path, is_main_process=False)
+    assert before <= {path.name for path in tmp_path.iterdir()}
+
+
 def test_an_unpatched_model_does_not_point_at_our_code(tmp_path):
     save_standalone(patched("bert"), tmp_path / "patched")
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "patched")

@@ -105,7 +105,7 @@ def test_nothing_to_learn_is_an_error_that_says_why():
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "relpos_lr", "relpos_weight_decay"])
-@pytest.mark.parametrize("value", [-1e-3, float("inf"), float("nan")])
+@pytest.mark.parametrize("value", [-1e-3, float("inf"), float("nan"), "1e-3", True])
 def test_wrong_rates_are_named(name, value):
     with pytest.raises(ValueError, match=f"`{name}` is {value!r}, but must be a finite number"):
         relpos_param_groups(patched("bert"), **{"lr": 1e-4, "relpos_lr": 1e-3, name: value})
@@ -407,6 +407,7 @@ def test_schedules(schedule, expected):
         ({"start": 0.9, "end": 0.5}, "`start` is 0.9 and `end` is 0.5"),
         ({"end": 1.5}, "`end` is 1.5"),
         ({"start": -0.1}, "`start` is -0.1"),
+        ({"start": "0.1"}, "`start` is '0.1'"),
         ({"schedule": "sine"}, "`schedule` is 'sine', but must be one of 'linear', 'cosine'"),
     ],
 )
@@ -442,6 +443,14 @@ def test_a_callback_that_comes_too_late_is_refused(tmp_path):
     one.add_callback(AnnealNativeGateCallback())
     with pytest.raises(ValueError, match=r"came too late: .* callbacks=\[...\]"):
         one.train()
+
+
+def test_a_model_inside_a_wrapper_of_the_trainers_is_refused_before_the_first_step(tmp_path):
+    """With the first FSDP, callbacks are given the wrapper: the model could not be turned when training is over."""
+    model, callback = patched("bert"), AnnealNativeGateCallback()
+    one = annealed("bert", tmp_path, model, anneal=callback)[1]
+    with pytest.raises(PatchStateError, match=r"out of a Sequential, the wrapper .* Train with DDP or FSDP2"):
+        callback.on_train_begin(one.args, one.state, one.control, model=nn.Sequential(model))
 
 
 def test_gate_of_a_bfloat16_model_follows_the_schedule(tmp_path):

@@ -27,7 +27,7 @@ _HEADS: dict[str, tuple[str, str | None]] = {
     "ForNextSentencePrediction": ("AutoModelForNextSentencePrediction", None),
     "ForPreTraining": ("AutoModelForPreTraining", None),
     "ForMaskedLM": ("AutoModelForMaskedLM", "fill-mask"),
-    "ForConditionalGeneration": ("AutoModelForSeq2SeqLM", None),
+    "ForConditionalGeneration": ("AutoModelForSeq2SeqLM", "text2text-generation"),
     "LMHeadModel": ("AutoModelForCausalLM", "text-generation"),
     "ForCausalLM": ("AutoModelForCausalLM", "text-generation"),
     "T5EncoderModel": ("AutoModelForTextEncoding", "feature-extraction"),

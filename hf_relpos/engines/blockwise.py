@@ -38,6 +38,8 @@ def attend(
     batch, heads, queries, _ = query.shape
     size = max(LEAST_QUERIES, BLOCK_SCORES // max(1, batch * heads * mask.key_length))
     recompute = torch.is_grad_enabled() and _requires_grad(query, key, value, terms, mask)
+    # Checkpoints cannot be made under transforms of torch.func; their memory grows with the number of pairs.
+    recompute = recompute and not torch._C._are_functorch_transforms_active()
     # Cast once: a cast within each block would round, and sum up in low precision, each block's gradients.
     dtype = query.dtype
     wide = torch.promote_types(dtype, torch.float32)
