@@ -133,7 +133,7 @@ def relpos_mask(
         return attention_mask
     _check_columns(attention_mask, q_length, q_offset, kv_length, kv_offset)
     if _is_traced():
-        q_offset = torch.as_tensor(q_offset, device=device)
+        q_offset = _as_tensor(q_offset, device)
     mask = AttentionMask(
         query_length=q_length,
         key_length=kv_length,
@@ -169,6 +169,13 @@ def _is_traced() -> bool:
     would keep the outcome. The position as a tensor makes them compute the offset of every pair.
     """
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def _as_tensor(number: int | torch.SymInt | Tensor, device: torch.device | None) -> Tensor:
+    """A position as a tensor. A record keeps how it follows from the lengths, which `torch.as_tensor` would not."""
+    if isinstance(number, torch.SymInt):
+        return torch.scalar_tensor(number, dtype=torch.long, device=device)  # type: ignore[arg-type]
+    return torch.as_tensor(number, device=device)
 
 
 def _engine_for_trace(engine: str) -> str:
@@ -212,7 +219,8 @@ def _refuse_unpatched(module: nn.Module) -> None:
         raise PatchStateError(
             f"A {type(module).__name__} with a {type(config).__name__} has no relative positions: its model was built "
             "by a class that knows nothing of them. Load it through an Auto class, or a "
-            f"{CLASS_PREFIX}... class of hf_relpos."
+            f"{CLASS_PREFIX}... class of hf_relpos. For a plain model, build it from a plain config: patch_model makes "
+            "the config of the model it patches a patched one."
         )
 
 
@@ -273,7 +281,7 @@ def _as_mask(
     # No record means no word on positions: the queries are then the last of the keys, as in a growing cache.
     offset: int | Tensor = keys - queries
     if _is_traced():
-        offset = torch.as_tensor(offset, device=query.device)
+        offset = _as_tensor(offset, query.device)
     mask = AttentionMask(query_length=queries, key_length=keys, query_offset=offset)
     if attention_mask is None:
         return replace(mask, causal=bool(getattr(module, "is_causal", False)))

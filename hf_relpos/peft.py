@@ -74,7 +74,7 @@ def register() -> None:
 
 
 def _introduce() -> None:
-    """Give PEFT default targets for our model types, and our check of what is put on a model."""
+    """Give PEFT default targets for our model types, our check of what is put on a model, and a way to take it off."""
     from peft.tuners.tuners_utils import BaseTuner
     from peft.utils import constants
 
@@ -86,6 +86,7 @@ def _introduce() -> None:
                     mapping[TYPE_PREFIX + package] = mapping[like]
     if not hasattr(BaseTuner.inject_adapter, "relpos_checked"):
         BaseTuner.inject_adapter = _checked(BaseTuner.inject_adapter)
+        BaseTuner._replace_module = _taking_whole_modules(BaseTuner._replace_module)
 
 
 def _checked(inject_adapter: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,6 +103,24 @@ def _checked(inject_adapter: Callable[..., Any]) -> Callable[..., Any]:
 
     checked.relpos_checked = True  # type: ignore[attr-defined]
     return checked
+
+
+def _taking_whole_modules(replace_module: Callable[..., None]) -> Callable[..., None]:
+    """How PEFT puts a module in the place of its wrapper, for a copy of `modules_to_save` that has no weight itself.
+
+    Such a module holds others, as `relpos` does, and is put back as it is. PEFT does that for LoRA and its kin; for
+    most others it goes on to hand over the wrapper's `weight`, and stops half-way through the model.
+    """
+    from peft.utils import ModulesToSaveWrapper
+
+    @functools.wraps(replace_module)
+    def replaced(self: Any, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
+        if isinstance(child, ModulesToSaveWrapper) and not hasattr(child, "weight"):
+            setattr(parent, child_name, new_module)
+        else:
+            replace_module(self, parent, child_name, new_module, child)
+
+    return replaced
 
 
 def check_adapter(model: nn.Module, modules_to_save: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from tiny import assert_close, patched
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
+from transformers.integrations.executorch import register_dynamic_cache_export_support
 
 from hf_relpos.engines import ENGINES
 
@@ -77,6 +78,93 @@ def test_exported_program_is_right_with_absolute_positions_a_window_and_plain_la
     dims = {**DIMS, 1: torch.export.Dim("length", min=2, max=tiny.POSITIONS)}
     model = patched(family, "t5", "gate", "head", layers=[1], window=3)
     assert_right_at_other_lengths(exported(model, family, dims).module(), model, family, (5, 13))
+
+
+class EncoderStates(nn.Module):
+    """An encoder as function of two tensors."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class DecoderLogits(nn.Module):
+    """An encoder-decoder as function of three tensors."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, decoder_input_ids):
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": decoder_input_ids}
+        return self.model(**batch, use_cache=False).logits
+
+
+def test_exported_encoder_of_t5_is_right_at_other_lengths():
+    model = EncoderStates(patched("t5", "sum", "drop", "token", cls="T5EncoderModel", config=ONE_LAYER["t5"]))
+    program = torch.export.export(model, arguments("t5", RECORDED), dynamic_shapes=(DIMS, DIMS)).module()
+    for length in OTHERS:
+        given = arguments("t5", length)
+        with torch.no_grad():
+            assert_close(program(*given), model(*given))
+
+
+def test_exported_encoder_decoder_is_right_at_other_lengths_of_both():
+    model = DecoderLogits(patched("t5", "sum", "gate", "token", config=ONE_LAYER["t5"]))
+    dims = (DIMS, DIMS, {0: DIMS[0], 1: torch.export.Dim("target", min=2, max=1024)})
+    recorded = (*arguments("t5", RECORDED), tiny.tokens(3, 6))
+    program = torch.export.export(model, recorded, dynamic_shapes=dims).module()
+    for length, target in zip(OTHERS, (9, 6, 3, 40), strict=True):
+        given = (*arguments("t5", length), tiny.tokens(3, target))
+        with torch.no_grad():
+            assert_close(program(*given), model(*given))
+
+
+class NextLogits(nn.Module):
+    """A decoder with a cache as function of new tokens, a mask over all of them, and what it has of the earlier."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, cache):
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, **tiny.caching(self.model, cache)}
+        out = self.model(**given, use_cache=True)
+        return out.logits, tiny.cache_of(out)
+
+
+def next_arguments(model, past, new, pairs):
+    """For new tokens after a past of some length; the last row is padded on the left. The mask may be one of pairs."""
+    ids, mask = tiny.tokens(3, past + new), torch.ones(3, past + new, dtype=torch.long)
+    mask[2, :2] = 0
+    with torch.no_grad():
+        cache = tiny.cache_of(model(ids[:, :past], attention_mask=mask[:, :past], use_cache=True))
+    if pairs:
+        earlier = torch.ones(past + new, past + new, dtype=torch.bool).tril()[past:]
+        mask = mask[:, None, None].bool() & earlier
+    return ids[:, past:], mask, cache
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_exported_decoder_with_a_cache_is_right_after_any_past(pairs):
+    register_dynamic_cache_export_support()
+    model = patched("gpt2", "sum", "gate", "token", config={**ONE_LAYER["gpt2"], "n_positions": 64})
+    free = torch.export.Dim.DYNAMIC
+    tokens, states = {0: free, 1: free}, [{0: free, 2: free}]
+    masks = {0: free, 2: free, 3: free} if pairs else tokens
+    step = NextLogits(model)
+    program = torch.export.export(
+        step, next_arguments(model, 5, 3, pairs), dynamic_shapes=(tokens, masks, [states, states])
+    ).module()
+    for past, new in ((5, 3), (9, 2), (3, 7), (20, 4)):
+        with torch.no_grad():
+            made, cache = program(*next_arguments(model, past, new, pairs))
+            expected, _ = step(*next_arguments(model, past, new, pairs))
+        assert_close(made, expected)
+        assert cache.get_seq_length() == past + new
 
 
 def onnx_session(path):
