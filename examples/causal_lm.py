@@ -22,13 +22,20 @@ from common import (
     text_column,
     train,
 )
-from relpos_arguments import RelPosArguments, apply_relpos, check_length, check_resume, max_length
+from relpos_arguments import (
+    RelPosArguments,
+    RelPosTrainingArguments,
+    apply_relpos,
+    check_length,
+    check_resume,
+    max_length,
+    trainer_for,
+)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
-    Trainer,
     TrainingArguments,
     default_data_collator,
     set_seed,
@@ -70,8 +77,13 @@ def load_model(model_args: ModelArguments) -> PreTrainedModel:
 
 
 def main() -> dict[str, float]:
-    model_args, data_args, relpos_args, generation_args, args = parse_arguments(
-        ModelArguments, LanguageModelDataArguments, RelPosArguments, GenerationArguments, TrainingArguments
+    model_args, data_args, relpos_args, learning_args, generation_args, args = parse_arguments(
+        ModelArguments,
+        LanguageModelDataArguments,
+        RelPosArguments,
+        RelPosTrainingArguments,
+        GenerationArguments,
+        TrainingArguments,
     )
     set_up_logging(args)
     set_seed(args.seed)
@@ -127,7 +139,7 @@ def main() -> dict[str, float]:
                     "or give more text."
                 )
 
-    trainer = Trainer(
+    trainer = trainer_for(model, learning_args)(
         model=model,
         args=args,
         train_dataset=splits.get("train"),

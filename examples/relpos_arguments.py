@@ -1,13 +1,15 @@
-"""The relative-position options that the three examples share, and how they reach the model."""
+"""The relative-position options that the three examples share, and how they reach the model and the Trainer."""
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Trainer
 
-from hf_relpos import ClippedBias, RelPosConfig, Shaw, T5Bias, is_patched, patch_model
+from hf_relpos import ClippedBias, RelPosConfig, RelPosTrainerMixin, Shaw, T5Bias, is_patched, patch_model
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,16 @@ class RelPosArguments:
         )
 
 
+@dataclass
+class RelPosTrainingArguments:
+    """How fast relative positions are learned."""
+
+    relpos_lr: float | None = field(
+        default=None,
+        metadata={"help": "Peak learning rate of tables and gates. Default: 20 times --learning_rate."},
+    )
+
+
 def apply_relpos(model: PreTrainedModel, args: RelPosArguments) -> PreTrainedModel:
     """Patch `model` as `args` say; a model that is patched already is left as it is.
 
@@ -102,6 +114,23 @@ def apply_relpos(model: PreTrainedModel, args: RelPosArguments) -> PreTrainedMod
         logger.warning("--schemes none: the model keeps its own positions and gets no relative ones.")
         return model
     return patch_model(model, args.to_config())
+
+
+def trainer_for(
+    model: PreTrainedModel, args: RelPosTrainingArguments, trainer: type[Trainer] = Trainer
+) -> Callable[..., Trainer]:
+    """A Trainer that gives tables and gates their own learning rate; for a plain model, the Trainer as it is.
+
+    Raises:
+        ValueError: a learning rate for tables and gates was given, but the model has none.
+    """
+    if is_patched(model):
+        return partial(type(f"RelPos{trainer.__name__}", (RelPosTrainerMixin, trainer), {}), relpos_lr=args.relpos_lr)
+    if args.relpos_lr is not None:
+        raise ValueError(
+            f"--relpos_lr {args.relpos_lr} has no effect on a model without relative positions: leave it out."
+        )
+    return trainer
 
 
 def check_length(what: str, length: int, model: PreTrainedModel) -> None:

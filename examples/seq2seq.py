@@ -24,7 +24,14 @@ from common import (
     text_column,
     train,
 )
-from relpos_arguments import RelPosArguments, apply_relpos, check_length, check_resume
+from relpos_arguments import (
+    RelPosArguments,
+    RelPosTrainingArguments,
+    apply_relpos,
+    check_length,
+    check_resume,
+    trainer_for,
+)
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -68,8 +75,8 @@ def decode(tokens: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def main() -> dict[str, float]:
-    model_args, data_args, relpos_args, args = parse_arguments(
-        ModelArguments, Seq2SeqDataArguments, RelPosArguments, Seq2SeqTrainingArguments
+    model_args, data_args, relpos_args, learning_args, args = parse_arguments(
+        ModelArguments, Seq2SeqDataArguments, RelPosArguments, RelPosTrainingArguments, Seq2SeqTrainingArguments
     )
     if args.do_predict and not args.predict_with_generate:
         raise ValueError("--do_predict writes generated texts: give --predict_with_generate too.")
@@ -125,7 +132,7 @@ def main() -> dict[str, float]:
 
     if args.generation_max_length is None:
         args.generation_max_length = data_args.max_target_length + 1  # the decoder's start token counts
-    trainer = Seq2SeqTrainer(
+    trainer = trainer_for(model, learning_args, Seq2SeqTrainer)(
         model=model,
         args=args,
         train_dataset=splits.get("train"),

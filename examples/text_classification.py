@@ -23,7 +23,15 @@ from common import (
     train,
 )
 from datasets import ClassLabel, Dataset
-from relpos_arguments import RelPosArguments, apply_relpos, check_length, check_resume, max_length
+from relpos_arguments import (
+    RelPosArguments,
+    RelPosTrainingArguments,
+    apply_relpos,
+    check_length,
+    check_resume,
+    max_length,
+    trainer_for,
+)
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -31,7 +39,6 @@ from transformers import (
     DataCollatorWithPadding,
     EvalPrediction,
     PreTrainedConfig,
-    Trainer,
     TrainingArguments,
     set_seed,
 )
@@ -110,8 +117,8 @@ def predicted_classes(predictions) -> np.ndarray:
 
 
 def main() -> dict[str, float]:
-    model_args, data_args, relpos_args, args = parse_arguments(
-        ClassifierArguments, ClassificationDataArguments, RelPosArguments, TrainingArguments
+    model_args, data_args, relpos_args, learning_args, args = parse_arguments(
+        ClassifierArguments, ClassificationDataArguments, RelPosArguments, RelPosTrainingArguments, TrainingArguments
     )
     set_up_logging(args)
     set_seed(args.seed)
@@ -168,7 +175,7 @@ def main() -> dict[str, float]:
                 encoded = encoded.add_column("labels", [classes[name] for name in labels[split]])
             splits[split] = encoded
 
-    trainer = Trainer(
+    trainer = trainer_for(model, learning_args)(
         model=model,
         args=args,
         train_dataset=splits.get("train"),

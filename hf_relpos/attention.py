@@ -16,7 +16,7 @@ from hf_relpos.configuration import ATTENTION_NAME, CLASS_PREFIX, RelPosConfigMi
 from hf_relpos.engines import attend
 from hf_relpos.errors import PatchStateError
 from hf_relpos.layer import RelPosLayer
-from hf_relpos.masks import AttentionMask, Pattern
+from hf_relpos.masks import AttentionMask, Pattern, can_look_at
 from hf_relpos.terms import RelativeTerms
 
 # Where an attention module keeps its stack's module when all layers share one `relpos`. A tuple, so that PyTorch does
@@ -249,15 +249,9 @@ def _padding(
         attention_mask = F.pad(attention_mask, (0, missing))
     padding = attention_mask[:, kv_offset : kv_offset + kv_length]
     # One with a wrong number of rows is kept, to be refused.
-    hides_nothing = _can_look_at(padding) and len(padding) == batch_size and bool(padding.all())
+    hides_nothing = can_look_at(padding) and len(padding) == batch_size and bool(padding.all())
     # With a cache it stays: that of a compiled step must not come and go.
     return None if hides_nothing and q_length == kv_length else padding
-
-
-def _can_look_at(tensor: Tensor) -> bool:
-    """Whether Python may decide by a tensor's content: nothing is recorded, and there is no device to wait for."""
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
-    return type(tensor) is Tensor and tensor.device.type == "cpu" and not recorded
 
 
 def _pattern(mask_function: Any, batch_size: int, kv_offset: int) -> Pattern:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from transformers.utils import output_capturing
+
 
 def weights_wanted() -> bool:
     """Whether the running forward pass records attention weights.
@@ -13,9 +15,7 @@ def weights_wanted() -> bool:
     The flag ``output_attentions`` does not reach the attention function in every model, and the config's never does;
     the collector that Transformers opens for the pass is the one reliable sign.
     """
-    from transformers.utils.output_capturing import _active_collector
-
-    collected = _active_collector.get()
+    collected = output_capturing._active_collector.get()
     return collected is not None and any("attentions" in key for key in collected)
 
 
@@ -25,8 +25,6 @@ def record_outputs_of(model_class: Any) -> None:
     Transformers keeps what a class can record by the class's name, and fills it in when a model is constructed; a
     model whose class was swapped would return None for ``output_attentions`` and ``output_hidden_states``.
     """
-    from transformers.utils import output_capturing
-
     # The registry is a dict whose own item assignment changed from the class's name to the model in 5.24.
     dict.__setitem__(output_capturing._CAN_RECORD_REGISTRY, str(model_class), model_class._can_record_outputs)
 

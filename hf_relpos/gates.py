@@ -25,7 +25,10 @@ class HeadGate(nn.Module):
         init.ones_(self.weight)
 
     def forward(self, terms: RelativeTerms, query: Tensor) -> RelativeTerms:
-        """The terms with each head's tables times its factor."""
+        """The terms with each head's tables times its factor; for one query, with the factors as its gate."""
+        if query.shape[2] == 1:
+            # In a step of generation there are fewer numbers to gate than the tables have.
+            return replace(terms, gate=self.weight.view(1, -1, 1))
         return terms.scaled(self.weight)
 
 

@@ -44,7 +44,7 @@ class RelPosLayer(nn.Module):
             query: ``[batch, heads, queries, head_dim]``, for the token gate.
             native_bias: ``[heads, 2k + 1]``, the bias the model was pretrained with, or None.
         """
-        terms = reduce(add, (scheme() for scheme in self.schemes), RelativeTerms())
+        terms = reduce(add, [scheme() for scheme in self.schemes]) if self.schemes else RelativeTerms()
         if self.gate is not None:
             terms = self.gate(terms, query)
         return terms if native_bias is None else terms.with_native_bias(native_bias)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -77,6 +78,11 @@ class AttentionMask:
         if self.dense.dtype == torch.bool:
             return replace(self, dense=torch.where(self.dense, scores, torch.finfo(scores.dtype).min))
         return replace(self, dense=self.dense + scores)
+
+    @cached_property
+    def hides_keys(self) -> bool:
+        """Whether there is padding that hides a key; looked up once, for all layers. True where it cannot be seen."""
+        return self.padding is not None and not (can_look_at(self.padding) and bool(self.padding.all()))
 
     @property
     def is_plain_causal(self) -> bool:
@@ -179,3 +185,9 @@ def _is_hidden(additive: Tensor) -> Tensor:
     """Where a float mask hides a key: at minus infinity, or at the lowest number of its or a narrower dtype."""
     lowest = torch.float16 if additive.dtype == torch.float16 else torch.bfloat16
     return additive <= torch.finfo(lowest).min
+
+
+def can_look_at(tensor: Tensor) -> bool:
+    """Whether Python may decide by a tensor's content: nothing is recorded, and there is no device to wait for."""
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    return type(tensor) is Tensor and tensor.device.type == "cpu" and not recorded

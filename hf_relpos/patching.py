@@ -299,7 +299,7 @@ def _native_in_words(native: str, trained_length: int | None) -> str:
     return {
         "keep": f"kept: {what}{bound}",
         "gate": f"gated: {what} times a learned factor{bound}",
-        "drop": f"dropped: no longer {what}, any length",
+        "drop": f"dropped: {what}; inputs may have any length",
     }[native]
 
 

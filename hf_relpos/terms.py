@@ -78,7 +78,10 @@ class RelativeTerms:
         return replace(self, native_bias=add_tables(self.native_bias, native_bias))
 
     def to(self, dtype: torch.dtype) -> RelativeTerms:
-        """These terms with every tensor in another dtype."""
+        """These terms with every tensor in another dtype; themselves if that is so already."""
+        tensors = (self.bias, self.query, self.key, self.value, self.gate, self.native_bias)
+        if all(tensor is None or tensor.dtype == dtype for tensor in tensors):
+            return self
 
         def cast(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(dtype)

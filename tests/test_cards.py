@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import tiny
 import torch
@@ -400,3 +402,21 @@ def test_the_trainers_card_of_another_model_is_what_it_was(classifier, tmp_path)
     type(trainer).create_model_card.__wrapped__(trainer)  # the Trainer's own
     assert path.read_text() == ours
     assert "hf_relpos" not in ours
+
+
+CARDS = Path(__file__).parent.parent / "model_cards"
+TEMPLATE, README = CARDS / "TEMPLATE.md", CARDS / "README.md"
+KEPT = sorted(set(CARDS.glob("*.md")) - {TEMPLATE, README})
+
+
+@pytest.mark.parametrize("path", KEPT, ids=[path.stem for path in KEPT])
+def test_the_cards_of_the_projects_own_runs_say_what_was_measured_in_the_form_that_is_written_today(path):
+    card = ModelCard.load(path)
+    assert card.data.library_name == "transformers"
+    assert "hf_relpos" in card.data.tags
+    for result in card.data.eval_results:
+        name = {"f1": "macro-F1"}.get(result.metric_type, result.metric_type)
+        assert f"| {name} | {result.metric_value:.4f} |" in card.text
+    headings = [line for line in TEMPLATE.read_text().splitlines() if line.startswith("## ")]
+    assert [line for line in card.text.splitlines() if line.startswith("## ")] == headings
+    assert f"({path.name})" in README.read_text()

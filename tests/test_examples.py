@@ -203,7 +203,7 @@ def test_text_classification_learns_order_from_relative_positions_and_reloads(
 ):
     out = tmp_path / "out"
     options = "--schemes shaw --max_distance 4 --native drop"  # without Shaw all orders look alike
-    training = "--do_train --max_steps 80 --learning_rate 1e-2 --per_device_train_batch_size 64"
+    training = "--do_train --max_steps 80 --learning_rate 1e-2 --relpos_lr 1e-2 --per_device_train_batch_size 64"
     metrics = run("text_classification", bert, out, classification_files, options, training, "--do_eval")
     assert metrics["eval_accuracy"] > 0.9
     assert metrics["eval_f1_macro"] > 0.9
@@ -244,7 +244,7 @@ def test_causal_lm_beyond_trained_length_reports_perplexity_generates_and_reload
     file = tmp_path / "text.txt"
     file.write_text("".join(" ".join(WORDS) + "\n" for _ in range(40)))
     data = f"--train_file {file} --validation_split_percentage 20 --block_size {block}"
-    training = "--do_train --max_steps 60 --learning_rate 1e-2 --per_device_train_batch_size 4"
+    training = "--do_train --max_steps 60 --learning_rate 1e-2 --relpos_lr 1e-2 --per_device_train_batch_size 4"
     options = "--schemes shaw t5 --max_distance 24 --native drop --relpos_gate token"
     prompt = f"--generate 'w3 w4' --generate_tokens {TRAINED_LENGTH}"
     metrics = run("causal_lm", gpt2, out, data, training, options, prompt, "--do_eval")
@@ -276,7 +276,7 @@ def test_seq2seq_generates_reports_metrics_and_reloads(run, t5, tmp_path):
     files = f"--train_file {file} --validation_file {file} --test_file {file}"
     columns = "--text_column article --summary_column title --source_prefix 'w19 '"
     data = f"{files} {columns} --predict_with_generate --max_target_length 6 --generation_num_beams 2"
-    training = "--do_train --max_steps 150 --learning_rate 1e-2 --per_device_train_batch_size 12"
+    training = "--do_train --max_steps 150 --learning_rate 1e-2 --relpos_lr 1e-2 --per_device_train_batch_size 12"
     options = "--schemes clipped --max_distance 4 --native gate --relpos_gate head"
     metrics = run("seq2seq", t5, out, data, training, options, "--do_eval --do_predict")
     assert metrics["eval_token_f1"] > 0.5
@@ -303,6 +303,20 @@ def test_scheme_none_trains_the_plain_model(run, bert, classification_files, tmp
     run("text_classification", bert, out, classification_files, "--do_train --max_steps 1 --schemes none")
     assert json.loads((out / "config.json").read_text())["model_type"] == "bert"
     assert not relpos_weights(out)
+
+
+def test_tables_learn_at_their_own_rate(run, bert, classification_files, tmp_path):
+    """Adam's first step is as large as the learning rate, whatever the gradient."""
+    training = "--do_train --max_steps 1 --lr_scheduler_type constant --learning_rate 1e-4"
+    for name, more, expected in (("default", "", 2e-3), ("given", "--relpos_lr 5e-2", 5e-2)):
+        run("text_classification", bert, tmp_path / name, classification_files, training, more)
+        largest = max(w.abs().max().item() for key, w in relpos_weights(tmp_path / name).items() if "table" in key)
+        assert largest == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_rate_for_tables_that_are_not_there_is_refused(run, bert, classification_files, tmp_path):
+    with pytest.raises(ValueError, match=r"--relpos_lr 0.1 has no effect on a model without relative positions"):
+        run("text_classification", bert, tmp_path, classification_files, "--do_train --schemes none --relpos_lr 0.1")
 
 
 def test_classifier_on_gpt2_gets_a_padding_token(run, gpt2, tmp_path):
@@ -345,7 +359,8 @@ def test_data_set_folder_with_numbered_labels_and_a_pair_of_texts(run, bert, tmp
         bert,
         out,
         data,
-        "--do_train --max_steps 60 --learning_rate 1e-2 --do_eval --do_predict --max_predict_samples 4",
+        "--do_train --max_steps 60 --learning_rate 1e-2 --relpos_lr 1e-2",
+        "--do_eval --do_predict --max_predict_samples 4",
     )
     config = json.loads((out / "config.json").read_text())
     assert config["id2label"] == {"0": "0", "1": "1", "2": "2"}

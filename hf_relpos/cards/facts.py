@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_relpos import wiring
+from hf_relpos.configuration import TYPE_PREFIX
 from hf_relpos.schemes import AttentionGeometry, SchemeConfig
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ GATE = {
 
 
 def family_of(model: PreTrainedModel) -> str:
-    """The name of the model's family."""
-    return model.config.model_type.removeprefix("relpos-")
+    """The name of the model's family: BERT, GPT2, T5, ..."""
+    return model.config.model_type.removeprefix(TYPE_PREFIX).upper()
 
 
 def describe_scheme(scheme: Mapping[str, Any]) -> str:

@@ -60,6 +60,6 @@ def attend(
         plan, tables = prepare(
             query, terms.to(dtype), mask, span=span or query.shape[2], rows=ROWS, scale=scale, dropout=dropout
         )
-        padding = None if mask.padding is None or mask.padding.all() else mask.padding
+        padding = mask.padding if mask.hides_keys else None
         output = tiled.attend(query, key, value, padding, plan, tables)
     return output.to(out_dtype), None

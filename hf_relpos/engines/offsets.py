@@ -25,8 +25,8 @@ def spread(rows: Tensor, keys: int, first: int | Tensor) -> Tensor:
         ``[..., queries, keys]``: entry ``i, j`` is row ``i`` at offset ``j - (first + i)``.
     """
     queries, k = rows.shape[-2], rows.shape[-1] // 2
-    if isinstance(first, Tensor):
-        index = _offset_index(queries, keys, k, first)
+    if isinstance(first, Tensor) or _is_compiled_to_cpp(rows):
+        index = _offset_index(queries, keys, k, first, rows.device)
         return rows.gather(-1, index.expand(*rows.shape[:-1], keys))
     left, low, high, right = _split(queries, keys, k, first)
     layout = torch.cat(
@@ -52,8 +52,8 @@ def collect(pairs: Tensor, k: int, first: int | Tensor) -> Tensor:
         ``[..., queries, 2k + 1]``.
     """
     queries, keys = pairs.shape[-2:]
-    if isinstance(first, Tensor):
-        index = _offset_index(queries, keys, k, first)
+    if isinstance(first, Tensor) or _is_compiled_to_cpp(pairs):
+        index = _offset_index(queries, keys, k, first, pairs.device)
         zeros = pairs.new_zeros(*pairs.shape[:-1], 2 * k + 1)
         return zeros.scatter_add(-1, index.expand(pairs.shape), pairs)
     left, low, high, right = _split(queries, keys, k, first)
@@ -99,7 +99,15 @@ def _unshift(pairs: Tensor) -> Tensor:
     return flat.unflatten(-1, (queries, width))
 
 
-def _offset_index(queries: int, keys: int, k: int, first: Tensor) -> Tensor:
-    """The table row of each pair, ``[queries, keys]``, where the queries' position is only known on the device."""
-    at = torch.arange(keys, device=first.device) - torch.arange(queries, device=first.device)[:, None] - first
+def _is_compiled_to_cpp(numbers: Tensor) -> bool:
+    """Whether a compiler is about to make C++ of the code; an index is then better than views.
+
+    For views whose lengths are symbols it takes minutes in the backward pass, and a third of that for an index.
+    """
+    return torch.compiler.is_compiling() and numbers.device.type == "cpu"
+
+
+def _offset_index(queries: int, keys: int, k: int, first: int | Tensor, device: torch.device) -> Tensor:
+    """The table row of each pair, ``[queries, keys]``."""
+    at = torch.arange(keys, device=device) - torch.arange(queries, device=device)[:, None] - first
     return at.clamp(-k, k) + k

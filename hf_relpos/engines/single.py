@@ -36,41 +36,55 @@ def attend(
 
     Shapes, dtypes and result are those of :func:`hf_relpos.engines.eager.attend`, without weights.
     """
-    out_dtype = query.dtype
+    out_dtype, keys = query.dtype, mask.key_length
     dtype = torch.promote_types(out_dtype, torch.float32)
     with eager.full_precision(query.device):
-        query, key, value = (eager.per_head(states.to(dtype), query.shape[1]) for states in (query, key, value))
-        gate = None if terms.gate is None else terms.gate.to(dtype).unsqueeze(-1)
+        terms = terms.to(dtype)
+        if dtype != out_dtype:
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if key.shape[1] != query.shape[1]:
+            key, value = eager.per_head(key, query.shape[1]), eager.per_head(value, query.shape[1])
+        gate = None if terms.gate is None else terms.gate.unsqueeze(-1)
         query = query * scale
         scores = query @ key.transpose(-1, -2)
         if terms.query is not None:
-            table = _last(terms.query.to(dtype), mask.key_length)
-            _add(scores, query @ table.transpose(-1, -2), gate)
+            _add(scores, _product(query, terms.query.transpose(-1, -2)), gate)
         if terms.bias is not None:
-            _add(scores, _last(terms.bias.to(dtype), mask.key_length).unsqueeze(1), gate)
+            _add(scores, terms.bias.unsqueeze(1), gate)
         if terms.native_bias is not None:
-            _add(scores, _last(terms.native_bias.to(dtype), mask.key_length).unsqueeze(1), None)
-        if mask.padding is not None:
-            scores = scores.masked_fill(~mask.padding[:, None, None], torch.finfo(dtype).min)
+            _add(scores, terms.native_bias.unsqueeze(1), None)
+        if mask.hides_keys:
+            scores = scores.masked_fill(~mask.padding[:, None, None], torch.finfo(dtype).min)  # type: ignore[index]
         weights = scores.softmax(-1)
         output = weights @ value
         if terms.value is not None:
-            table = terms.value.to(dtype)
-            near = _last(table, mask.key_length)
-            mixed = weights[..., mask.key_length - near.shape[1] :] @ near + table[:, :1]
-            output = output + (mixed if gate is None else gate * mixed)
-        if mask.padding is not None:
+            last, far = _last(terms.value, dim=1, keys=keys), terms.value[:, :1]
+            mixed = _product(weights[..., keys - last.shape[1] :], last - far)
+            if gate is None:
+                output += mixed
+                output += far
+            else:
+                output += gate * (mixed + far)
+        if mask.hides_keys:
             # The softmax of a query that sees no key is made of nothing.
-            output = output.masked_fill(~mask.padding.any(-1)[:, None, None, None], 0.0)
-    return output.to(out_dtype), None
+            output = output.masked_fill(~mask.padding.any(-1)[:, None, None, None], 0.0)  # type: ignore[union-attr]
+    return output if dtype == out_dtype else output.to(out_dtype), None
 
 
-def _last(table: Tensor, keys: int) -> Tensor:
-    """The entries for the last keys, up to offset 0, less the one that all older keys share."""
-    k = horizon(table)
-    return table[:, k + 1 - min(k, keys) : k + 1] - table[:, :1]
+def _product(rows: Tensor, table: Tensor) -> Tensor:
+    """``[batch, heads, 1, some]`` times a table ``[heads or 1, some, others]``; one for all heads is not repeated."""
+    return rows @ (table[0] if len(table) == 1 else table)
 
 
-def _add(scores: Tensor, numbers: Tensor, gate: Tensor | None) -> None:
-    """Add ``[..., 1, some]`` to the scores of the last keys ``[..., 1, keys]``."""
-    scores[..., scores.shape[-1] - numbers.shape[-1] :] += numbers if gate is None else gate * numbers
+def _last(table: Tensor, dim: int, keys: int) -> Tensor:
+    """The entries for the last keys, up to offset 0; those of older keys are all the first one."""
+    k = horizon(table, dim)
+    count = min(k, keys)
+    return table.narrow(dim, k + 1 - count, count)
+
+
+def _add(scores: Tensor, rows: Tensor, gate: Tensor | None) -> None:
+    """Add a table over offsets ``[..., 1, 2k + 1]`` to the scores ``[..., 1, keys]``, but for a constant, in place."""
+    numbers = _last(rows, dim=-1, keys=scores.shape[-1]) - rows[..., :1]
+    near = scores[..., scores.shape[-1] - numbers.shape[-1] :]
+    near.add_(numbers if gate is None else gate * numbers)
