@@ -343,4 +343,5 @@ if __name__ == "__main__":
         place = Path(sys.argv[1]) / task
         place.mkdir(exist_ok=True)
         TASKS[task](place)
+    torch.distributed.barrier()  # a process that leaves while another still talks to it may be aborted
     torch.distributed.destroy_process_group()

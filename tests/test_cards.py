@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from hub_server import errors_of
+from hub_server import PIPELINE_TAGS, errors_of
 from huggingface_hub import ModelCard
 from tiny import fill
 from transformers import (
@@ -137,8 +137,8 @@ def test_numbers_without_a_data_set_stay_out_of_the_metadata(classifier, tmp_pat
         ("bert", "BertModel", "AutoModel", "feature-extraction"),
         ("bert", "BertForMaskedLM", "AutoModelForMaskedLM", "fill-mask"),
         ("gpt2", "GPT2LMHeadModel", "AutoModelForCausalLM", "text-generation"),
-        ("t5", "T5ForConditionalGeneration", "AutoModelForSeq2SeqLM", "text2text-generation"),
-        ("umt5", "UMT5ForConditionalGeneration", "AutoModelForSeq2SeqLM", "text2text-generation"),
+        ("t5", "T5ForConditionalGeneration", "AutoModelForSeq2SeqLM", None),
+        ("umt5", "UMT5ForConditionalGeneration", "AutoModelForSeq2SeqLM", None),
     ],
 )
 def test_the_loading_code_names_an_auto_class_that_loads_the_model(family, cls, auto_class, tag, tmp_path):
@@ -154,17 +154,10 @@ def test_the_tag_is_the_one_that_transformers_has_for_the_stock_class():
     checked = set()
     for task, names in TASK_MAPPING.items():
         for stock, made in MODELS.items():
-            if stock.__name__ in names.values():
+            if stock.__name__ in names.values() and task in PIPELINE_TAGS:
                 assert _head_of(object.__new__(made))[1] == task, stock.__name__
                 checked.add(task)
-    assert checked >= {"fill-mask", "text-generation", "text-classification", "text2text-generation"}
-
-
-def test_numbers_of_an_encoder_decoder_are_in_the_metadata(tmp_path):
-    model = patch_model(tiny.build("t5"), Shaw(max_distance=4))
-    path = write_model_card(model, tmp_path, metrics={"loss": 1.5}, dataset="CNN news")
-    (result,) = ModelCard.load(path).data.eval_results
-    assert (result.task_type, result.metric_value) == ("text2text-generation", 1.5)
+    assert checked >= {"fill-mask", "text-generation", "text-classification"}
 
 
 def test_the_length_limit_is_stated_only_where_there_is_one(tmp_path):

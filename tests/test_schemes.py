@@ -140,7 +140,8 @@ def test_a_t5_that_swaps_its_bias_for_the_scheme_is_still_that_t5(engine: str):
     mask = torch.ones_like(ids)
     mask[1, 15:] = 0
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-    torch.testing.assert_close(patched(**inputs).logits, stock(**inputs).logits, rtol=0, atol=1e-10)
+    with torch.no_grad():  # there is an engine that takes a bias only if it does not learn
+        torch.testing.assert_close(patched(**inputs).logits, stock(**inputs).logits, rtol=0, atol=1e-10)
 
 
 # Starts

@@ -175,7 +175,7 @@ def test_trainer_sees_the_signature_of_the_stock_model(family, tmp_path):
     for one in (ours, theirs):
         one._set_signature_columns_if_needed()
     assert ours._signature_columns == theirs._signature_columns
-    for attribute in ("main_input_name", "accepts_loss_kwargs", "loss_type", "_no_split_modules"):
+    for attribute in ("main_input_name", "accepts_loss_kwargs", "loss_type"):
         assert getattr(model, attribute, "none") == getattr(stock, attribute, "none"), attribute
 
 

@@ -27,7 +27,8 @@ _HEADS: dict[str, tuple[str, str | None]] = {
     "ForNextSentencePrediction": ("AutoModelForNextSentencePrediction", None),
     "ForPreTraining": ("AutoModelForPreTraining", None),
     "ForMaskedLM": ("AutoModelForMaskedLM", "fill-mask"),
-    "ForConditionalGeneration": ("AutoModelForSeq2SeqLM", "text2text-generation"),
+    # The Hub no longer has a tag for text to text in general, and the task in particular is not known.
+    "ForConditionalGeneration": ("AutoModelForSeq2SeqLM", None),
     "LMHeadModel": ("AutoModelForCausalLM", "text-generation"),
     "ForCausalLM": ("AutoModelForCausalLM", "text-generation"),
     "T5EncoderModel": ("AutoModelForTextEncoding", "feature-extraction"),
