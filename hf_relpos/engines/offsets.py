@@ -3,7 +3,8 @@
 A row of numbers over the offsets ``-k .. k``, one row per query, becomes one number per query and key
 (:func:`spread`); the adjoint sums numbers per query and key over equal offsets (:func:`collect`). Laid out over
 *all* offsets of a block, each query's row is the previous one shifted by one place, so that a change of the row
-length moves every number to its key: no gather, and no scatter in the backward pass.
+length moves every number to its key: no gather, and no scatter in the backward pass. The exceptions, which index, are a
+position that is only known on the device, and code that is compiled to C++.
 """
 
 from __future__ import annotations
