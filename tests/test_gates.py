@@ -117,3 +117,17 @@ def test_an_inactive_layer_has_no_parameters_and_passes_the_native_bias_on():
     terms = inactive(torch.randn(1, 3, 2, 4), native)
     assert terms.native_bias is native
     assert inactive(torch.randn(1, 3, 2, 4)).is_empty
+
+
+@pytest.mark.parametrize("engine", ["auto", "eager", "blockwise", "dense", "banded"])
+def test_a_head_gate_acts_on_one_query_as_on_many(engine: str):
+    gate = HeadGate(AttentionGeometry(num_heads=2, head_dim=4, causal=True)).double()
+    torch.nn.init.normal_(gate.weight)
+    tables = {"bias": (2, 7), "query": (1, 7, 4), "value": (2, 7, 4), "native_bias": (2, 7)}
+    terms = RelativeTerms(**{name: torch.randn(shape, dtype=torch.float64) for name, shape in tables.items()})
+    query, key, value = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
+    last = query[:, :, -1:]
+    many, _ = attend(query, key, value, gate(terms, query), AttentionMask(5, 5, causal=True), scale=0.5)
+    mask = AttentionMask(1, 5, query_offset=4, causal=True)
+    one, _ = attend(last, key, value, gate(terms, last), mask, scale=0.5, engine=engine)
+    torch.testing.assert_close(one, many[:, :, -1:])
