@@ -1,4 +1,4 @@
-"""The inputs of the tiled engines as they are worked on: sequences and heads as one dimension, in scratch memory."""
+"""The inputs of the tiled engines as they are worked on: sequences and heads as one dimension."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ class Part(NamedTuple):
         return self.sequences, self.heads, self.block.queries
 
     @property
+    def window(self) -> tuple[slice, slice, slice]:
+        """Where the keys of the part's window are in ``[batch, heads, keys, ...]``."""
+        return self.sequences, self.heads, self.block.window
+
+    @property
     def table_items(self) -> slice:
         """Where the part's items are in a table per item."""
         count = (self.sequences.stop - self.sequences.start) * (self.heads.stop - self.heads.start)
@@ -39,9 +44,7 @@ class Part(NamedTuple):
 class Inputs:
     """The inputs of a call, and how they are laid out for a part.
 
-    In the layout, sequences and heads are one dimension, ``items``. Queries and keys have one more number each than
-    the heads are wide, whose product hides the columns that have no key or padding: 1 times 0 or ``HIDDEN``. In the
-    backward pass the output's gradients and the values have one more too: what a query's weights share, times 1.
+    In the layout, sequences and heads are one dimension, ``items``. Where a part is of one sequence, that is a view.
     """
 
     def __init__(
@@ -55,12 +58,16 @@ class Inputs:
         seed: int,
     ) -> None:
         self.plan, self.query, self.key, self.value = plan, query, key, value
-        self.padding, self.tables, self.seed = padding, tables, seed
+        self.tables, self.seed = tables, seed
         self.batch, self.heads, _, self.dim = query.shape
         self.items = max(1, min(plan.items // self.heads, self.batch)) * self.heads
         self.table_query, self.table_value = (self._repeated(table) for table in (tables.query, tables.value))
-        self.bias, self.far_value = self._repeated(tables.bias), self._repeated(tables.far_value)
-        self.steps = None
+        self.bias = self._repeated(tables.bias)
+        # Added to the scores of each key, ``[batch, 1, 1, keys]``.
+        self.hidden: Tensor | None = None
+        if padding is not None:
+            self.hidden = query.new_zeros(padding.shape).masked_fill_(~padding, HIDDEN)[:, None, None]
+        self.steps: Tensor | None = None
         if not plan.causal and (tables.has_rows or tables.value is not None):
             # 1 at the offsets from k on, where the last entry of a table stands for all.
             step = query.new_zeros(2 * plan.k + 1)
@@ -85,44 +92,31 @@ class Inputs:
                         block,
                     )
 
-    def queries(self, part: Part, states: Tensor, name: str) -> Tensor:
-        """The part's queries (or the like of them) as scratch memory, ``[items, queries, dim + 1]``, the last unset."""
+    def by_query(self, part: Part, states: Tensor, name: str) -> Tensor:
+        """Of the part's queries, what ``states`` has for each, ``[items, queries, ...]``."""
         chosen = states[part.pick]
-        laid_out = scratch(name, states, *chosen.shape[:3], self.dim + 1)
-        laid_out[..., : self.dim] = chosen
-        return laid_out.flatten(0, 1)
-
-    def scaled_queries(self, part: Part) -> Tensor:
-        """The part's queries times the scale, ``[items, queries, dim + 1]``."""
-        queries = self.queries(part, self.query, "queries")
-        queries[..., : self.dim].mul_(self.plan.scale)
-        queries[..., self.dim] = 1.0
-        return queries
+        if len(chosen) == 1:
+            return chosen[0]
+        return scratch(name, states, *chosen.shape).copy_(chosen).flatten(0, 1)
 
     def keys(self, part: Part) -> Tensor:
-        """The window's keys as scratch memory, ``[items, columns, dim + 1]``."""
-        keys = self._window(part, self.key, "keys")
-        hidden, filled = keys[..., self.dim], part.block.filled
-        hidden[...] = HIDDEN
-        hidden[..., filled] = 0.0
-        if self.padding is not None:
-            hidden[..., filled].masked_fill_(~self.padding[part.sequences, None, part.block.window], HIDDEN)
-        return keys.flatten(0, 1)
+        """The window's keys, ``[items, columns, dim]``."""
+        return self._by_column(part, self.key, "keys")
 
     def values(self, part: Part) -> Tensor:
-        """The window's values as scratch memory, ``[items, columns, dim + 1]``, the last number being 1."""
-        values = self._window(part, self.value, "values")
-        values[..., self.dim] = 1.0
-        return values.flatten(0, 1)
+        """The window's values, ``[items, columns, dim]``."""
+        return self._by_column(part, self.value, "values")
 
-    def _window(self, part: Part, states: Tensor, name: str) -> Tensor:
-        """``[sequences, heads, columns, dim + 1]``, zeros where no key is, the last number unset."""
-        chosen, filled = states[part.sequences, part.heads, part.block.window], part.block.filled
-        laid_out = scratch(name, states, *chosen.shape[:2], part.block.width, self.dim + 1)
-        laid_out[:, :, filled, : self.dim] = chosen
-        laid_out[:, :, : filled.start, : self.dim] = 0.0
-        laid_out[:, :, filled.stop :, : self.dim] = 0.0
-        return laid_out
+    def _by_column(self, part: Part, states: Tensor, name: str) -> Tensor:
+        """``[items, columns, dim]``, zeros where no key is."""
+        chosen, filled = states[part.window], part.block.filled
+        if len(chosen) == 1 and chosen.shape[2] == part.block.width:
+            return chosen[0]
+        laid_out = scratch(name, states, *chosen.shape[:2], part.block.width, self.dim)
+        laid_out[:, :, filled] = chosen
+        laid_out[:, :, : filled.start] = 0.0
+        laid_out[:, :, filled.stop :] = 0.0
+        return laid_out.flatten(0, 1)
 
     def gate(self, part: Part) -> Tensor | None:
         """The part's gate ``[items, queries, 1]``."""
@@ -135,18 +129,17 @@ class Inputs:
         bias = None if self.bias is None else self.bias[part.table_items, None]
         if self.table_query is None:
             return bias
-        table = self.table_query[part.table_items]
-        rows = scratch("rows", queries, *queries.shape[:2], table.shape[1])
-        torch.bmm(queries[..., : self.dim], table.transpose(1, 2), out=rows)
+        rows = product("rows", queries, self.table_query[part.table_items], self.plan.scale)
         return rows if bias is None else rows.add_(bias)
 
-    def last_rows(self, part: Part, queries: Tensor) -> Tensor | None:
-        """The last entry of :meth:`rows`, ``[items, rows or 1, 1]``."""
-        bias = None if self.bias is None else self.bias[part.table_items, None, -1:]
-        if self.table_query is None:
-            return bias
-        last = torch.bmm(queries[..., : self.dim], self.table_query[part.table_items, -1:].transpose(1, 2))
-        return last if bias is None else last.add_(bias)
+    def last_rows(self) -> Tensor | None:
+        """The last entry of the rows of all queries; broadcasts to ``[batch, heads, queries]``."""
+        query, bias = self.tables.query, self.tables.bias
+        last = None if bias is None else bias[:, -1:]
+        if query is None:
+            return last
+        of_query = (self.query @ query[:, -1].unsqueeze(-1)).squeeze(-1).mul_(self.plan.scale)
+        return of_query if last is None else of_query.add_(last)
 
     def add(self, pairs: Tensor, rows: Tensor, tile: Tile) -> None:
         """Add rows over offsets to numbers per pair ``[items, rows, columns]``, in place."""
@@ -171,20 +164,32 @@ class Inputs:
         if self.steps is not None and here < min(there, tile.width):
             some = pairs[..., here:there]
             beyond = skewed_part(self.steps, plan, tile, here)[..., : some.shape[-1]]
-            product = torch.mul(some, beyond, out=scratch("beyond", pairs, *some.shape))
-            sums[..., -1].add_(product.sum(-1))
+            masked = torch.mul(some, beyond, out=scratch("beyond", pairs, *some.shape))
+            sums[..., -1].add_(masked.sum(-1))
         return sums
 
     def scores(self, part: Part, queries: Tensor, keys: Tensor, rows: Tensor | None, tile: Tile) -> Tensor:
         """The scores of a tile, in scratch memory."""
-        scores = product("scores", queries, keys)
+        scores = product("scores", queries, keys, self.plan.scale)
         if rows is not None:
             self.add(scores, rows, tile)
         if self.tables.added is not None:
             start = tile.diagonal + 1 if self.plan.hides_only else 0
             by_head = scores.unflatten(0, part.by_head)[..., start:]
             by_head.add_(skewed_part(self.added(part), self.plan, tile, start))
+        self._hide(part, scores)
         return scores
+
+    def _hide(self, part: Part, scores: Tensor) -> None:
+        """Hide the columns of a tile that have padding, or no key."""
+        filled, columns = part.block.filled, scores.shape[-1]
+        if self.hidden is not None:
+            hidden = self.hidden[part.sequences, ..., part.block.window][..., : columns - filled.start]
+            scores.unflatten(0, part.by_head)[..., filled].add_(hidden)
+        if filled.start > 0:
+            scores[..., : filled.start] = HIDDEN
+        if filled.stop < columns:
+            scores[..., filled.stop :] = HIDDEN
 
     def added(self, part: Part) -> Tensor:
         """The table of the part's heads that is added to the scores, ``[heads or 1, rows, columns]``."""
@@ -206,14 +211,13 @@ class Inputs:
         added = self.tables.added
         return None if added is None else added[:, 0, -1 if right else 0].unsqueeze(-1)
 
-    def right_number(self, part: Part, queries: Tensor, gate: Tensor | None) -> Tensor | None:
-        """What is added to the scores of a part in right tails; broadcasts to ``[sequences, heads, queries]``."""
-        number, constant = self.last_rows(part, queries), self.constant(right=True)
-        if constant is not None and len(constant) > 1:
-            constant = constant[part.heads]
+    def right_number(self) -> Tensor | None:
+        """What is added to a query's scores in right tails; broadcasts to ``[batch, heads, queries]``."""
+        number, constant, gate = self.last_rows(), self.constant(right=True), self.tables.gate
         if number is None:
             return constant
-        number = (number if gate is None else number * gate).squeeze(-1).unflatten(0, part.by_head)
+        if gate is not None:
+            number = number * gate
         return number if constant is None else number + constant
 
 
@@ -222,10 +226,15 @@ def empty_like(states: Tensor) -> Tensor:
     return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def product(name: str, left: Tensor, right: Tensor) -> Tensor:
-    """The dot products of all pairs, ``[items, rows, columns]``, in scratch memory."""
-    pairs = scratch(name, left, *left.shape[:2], right.shape[1])
-    return torch.bmm(left, right.transpose(1, 2), out=pairs)
+def product(name: str, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
+    """The dot products of all pairs times a factor, ``[items, rows, columns]``, in scratch memory."""
+    return matmul(name, left, right.transpose(1, 2), factor)
+
+
+def matmul(name: str, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
+    """The matrix product of each item times a factor, in scratch memory."""
+    out = scratch(name, left, len(left), left.shape[1], right.shape[2])
+    return torch.baddbmm(out, left, right, beta=0, alpha=factor, out=out)
 
 
 def softmax(scores: Tensor) -> Tensor:

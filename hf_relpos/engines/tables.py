@@ -22,7 +22,7 @@ class Tables(NamedTuple):
     entry for ``-k`` and below is subtracted.
 
     Attributes:
-        query: ``[heads, m, dim]``, multiplied with the query, which comes times the scale.
+        query: ``[heads, m, dim]``, multiplied with the query, times the scale.
         bias: ``[heads, m]``, gated like ``query``.
         value: ``[heads, m, dim]``, mixed into the output.
         far_value: ``[heads, dim]``, the value vector that was subtracted from ``value``.

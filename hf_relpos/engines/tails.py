@@ -4,6 +4,8 @@ In a tail all relative terms are constant for a query, so its log-sum-exp is shi
 share a value vector. Parts of the keys merge by their log-sum-exps. The backward pass calls the operator's own backward
 with the merged statistics: given the log-sum-exp less the query's number, it finds the merged weights again; given the
 output less the value vector that all pairs of the tail share, it finds their gradients.
+
+The value vector that all pairs share, left and right, is left out of every output here.
 """
 
 from __future__ import annotations
@@ -13,41 +15,42 @@ from torch import Tensor
 
 from hf_relpos.engines import fused
 from hf_relpos.engines.layout import Inputs
-from hf_relpos.engines.tiles import HIDDEN, Tail
+from hf_relpos.engines.tiles import Tail
 
 
 def attend(
-    inputs: Inputs,
-    right_number: Tensor | None,
-    output: Tensor,
-    log_sum: Tensor,
-    right_output: Tensor | None,
-    right_log_sum: Tensor | None,
-) -> None:
+    inputs: Inputs, right_number: Tensor | None, output: Tensor, log_sum: Tensor
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """Merge all tails into the output of the windows, in place.
 
     Args:
         inputs: of the call.
-        right_number: what is added to the scores of the right tails, ``[batch, heads, queries]``, or None.
+        right_number: what is added to the scores of the right tails; broadcasts to ``[batch, heads, queries]``.
         output: of the windows, ``[batch, heads, queries, dim]``.
         log_sum: the log-sum-exp of the windows' scores, ``[batch, heads, queries]``.
-        right_output: becomes what the right tails give alone; zeros. None if that is not wanted.
-        right_log_sum: the same of their log-sum-exp; minus infinity everywhere.
+
+    Returns:
+        What the right tails give alone, and their log-sum-exp (minus infinity where a query has none); None and None if
+        later keys are hidden.
     """
     left_number, scale = inputs.constant(right=False), inputs.plan.scale
+    of_side = {False: (output, log_sum)}
+    if not inputs.plan.causal:
+        of_side[True] = torch.zeros_like(output), torch.full_like(log_sum, float("-inf"))
     for tail in inputs.plan.tails():
-        query, key, value = _states(inputs, tail)
-        more, more_log_sum = fused.attend(query, key, value, _mask(inputs, tail), scale)
-        number = right_number if tail.right else left_number
-        if number is not None:
-            more_log_sum += _of(number, tail)
-        more = _shift(inputs, more, tail.queries, right=tail.right, sign=1)
-        whole, whole_log_sum = output, log_sum
-        if tail.right and right_output is not None and right_log_sum is not None:
-            whole, whole_log_sum = right_output, right_log_sum
-        _merge(whole[:, :, tail.queries], whole_log_sum[:, :, tail.queries], more, more_log_sum)
-    if right_output is not None and right_log_sum is not None:
-        _merge(output, log_sum, right_output, right_log_sum)
+        more, more_log_sum = fused.attend(*_states(inputs, tail), _mask(inputs, tail), scale)
+        if left_number is not None and not tail.right:
+            more_log_sum += left_number
+        side_output, side_log_sum = of_side[tail.right]
+        merge(side_output[:, :, tail.queries], side_log_sum[:, :, tail.queries], more, more_log_sum)
+    if inputs.plan.causal:
+        return None, None
+    right_output, right_log_sum = of_side[True]
+    if right_number is not None:
+        right_log_sum += right_number
+    _add_right_value(inputs, right_output, 1.0)
+    merge(output, log_sum, right_output, right_log_sum)
+    return right_output, right_log_sum
 
 
 def backward(
@@ -72,18 +75,19 @@ def backward(
         grad_key: the same.
         grad_value: the same.
     """
-    every = slice(0, inputs.plan.queries)
-    outputs, numbers = {}, {False: inputs.constant(right=False), True: right_number}
+    left_number = inputs.constant(right=False)
+    of_side = {False: (output, log_sum if left_number is None else log_sum - left_number)}
+    if not inputs.plan.causal:
+        has_value = inputs.tables.value is not None
+        right_output = _add_right_value(inputs, output.clone(), -1.0) if has_value else output
+        of_side[True] = right_output, log_sum if right_number is None else log_sum - right_number
     for tail in inputs.plan.tails():
-        if tail.right not in outputs:
-            outputs[tail.right] = _shift(inputs, output, every, right=tail.right, sign=-1)
-        number = numbers[tail.right]
-        tail_log_sum = log_sum[:, :, tail.queries]
+        side_output, side_log_sum = of_side[tail.right]
         query_part, key_part, value_part = fused.attend_backward(
             grad[:, :, tail.queries],
             *_states(inputs, tail),
-            outputs[tail.right][:, :, tail.queries],
-            tail_log_sum if number is None else tail_log_sum - _of(number, tail),
+            side_output[:, :, tail.queries],
+            side_log_sum[:, :, tail.queries],
             _mask(inputs, tail),
             inputs.plan.scale,
         )
@@ -92,39 +96,29 @@ def backward(
         grad_value[:, :, tail.keys] += value_part
 
 
+def merge(output: Tensor, log_sum: Tensor, more: Tensor, more_log_sum: Tensor) -> None:
+    """Merge attention to more keys into an output and its log-sum-exp, in place."""
+    output.lerp_(more, torch.sigmoid(more_log_sum - log_sum).unsqueeze(-1))
+    log_sum.copy_(torch.logaddexp(log_sum, more_log_sum))
+
+
 def _states(inputs: Inputs, tail: Tail) -> tuple[Tensor, Tensor, Tensor]:
     """A tail's queries, keys and values."""
     return inputs.query[:, :, tail.queries], inputs.key[:, :, tail.keys], inputs.value[:, :, tail.keys]
 
 
-def _of(number: Tensor, tail: Tail) -> Tensor:
-    """The numbers of a tail's queries; one for all of a head's stays."""
-    return number[..., tail.queries] if number.shape[-1] > 1 else number
-
-
 def _mask(inputs: Inputs, tail: Tail) -> Tensor | None:
     """The padding of a tail, as the fused operator takes it."""
-    if inputs.padding is None:
+    if inputs.hidden is None:
         return None
-    padding = inputs.padding[:, None, None, tail.keys]
-    mask = inputs.query.new_zeros(padding.shape).masked_fill_(~padding, HIDDEN)
-    return mask.expand(-1, 1, tail.queries.stop - tail.queries.start, -1)
+    return inputs.hidden[..., tail.keys].expand(-1, 1, tail.queries.stop - tail.queries.start, -1)
 
 
-def _shift(inputs: Inputs, output: Tensor, queries: slice, *, right: bool, sign: int) -> Tensor:
-    """An output of some queries plus or less the value vector that all pairs of a tail share."""
-    tables = inputs.tables
-    shared = None if tables.far_value is None else tables.far_value.unsqueeze(1)
-    if right and tables.value is not None:
-        shared = tables.value[:, -1:] if shared is None else shared + tables.value[:, -1:]
-    if shared is None:
+def _add_right_value(inputs: Inputs, output: Tensor, factor: float) -> Tensor:
+    """Add the value vector of all pairs of right tails, times a factor, in place."""
+    table, gate = inputs.tables.value, inputs.tables.gate
+    if table is None:
         return output
-    if tables.gate is None:
-        return torch.add(output, shared, alpha=sign)
-    return torch.addcmul(output, shared, tables.gate[:, :, queries, None], value=sign)
-
-
-def _merge(output: Tensor, log_sum: Tensor, more: Tensor, more_log_sum: Tensor) -> None:
-    """Merge attention to more keys into an output and its log-sum-exp, in place."""
-    output.lerp_(more, torch.sigmoid(more_log_sum - log_sum).unsqueeze(-1))
-    log_sum.copy_(torch.logaddexp(log_sum, more_log_sum))
+    if gate is None:
+        return output.add_(table[:, -1:], alpha=factor)
+    return output.addcmul_(table[:, -1:], gate.unsqueeze(-1), value=factor)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hf_relpos.engines import eager, tails
-from hf_relpos.engines.layout import Inputs, Part, empty_like, log_sum_exp, product, softmax
+from hf_relpos.engines.layout import Inputs, Part, empty_like, log_sum_exp, matmul, product, softmax
 from hf_relpos.engines.tables import Tables
 from hf_relpos.engines.tiles import HIDDEN, Plan, Tile, scratch, skewed_part
 
@@ -34,9 +34,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, pl
         plan: the geometry.
         tables: what is added.
     """
-    inputs = (query, key, value, *tables)
-    learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    return _Tiled.apply(query, key, value, padding, plan, learns, *tables)
+    return _Tiled.apply(query, key, value, padding, plan, *tables)
 
 
 class _Tiled(torch.autograd.Function):
@@ -48,18 +46,17 @@ class _Tiled(torch.autograd.Function):
         value: Tensor,
         padding: Tensor | None,
         plan: Plan,
-        learns: bool,
         *tables: Tensor | None,
     ) -> Tensor:
         seed = int(torch.randint(2**62, (), device="cpu")) if plan.dropout > 0 else 0
         inputs = Inputs(plan, query, key, value, padding, Tables(*tables), seed)
-        run = _Forward(inputs, learns)
+        run = _Forward(inputs)
         for part in inputs.parts():
             run.part(part)
-        run.finish()
-        ctx.save_for_backward(query, key, value, padding, *run.statistics(), *tables)
+        statistics = run.finish()
+        ctx.save_for_backward(query, key, value, padding, *statistics, *tables)
         ctx.plan, ctx.seed = plan, seed
-        return run.output
+        return statistics.output
 
     @staticmethod
     @once_differentiable
@@ -69,12 +66,12 @@ class _Tiled(torch.autograd.Function):
         statistics, tables = Statistics(*saved[:count]), saved[count:]
         with eager.full_precision(grad.device):
             inputs = Inputs(ctx.plan, query, key, value, padding, Tables(*tables), ctx.seed)
-            learn = Tables(*ctx.needs_input_grad[6:])
+            learn = Tables(*ctx.needs_input_grad[5:])
             run = _Backward(inputs, learn, grad, statistics)
             for part in inputs.parts():
                 run.part(part)
-            run.tails()
-        return run.grad_query, run.grad_key, run.grad_value, None, None, None, *run.grad_tables()
+            run.finish()
+        return run.grad_query, run.grad_key, run.grad_value, None, None, *run.grad_tables()
 
 
 class Statistics(NamedTuple):
@@ -85,145 +82,131 @@ class Statistics(NamedTuple):
         log_sum: the log-sum-exp of each query's scores, ``[batch, heads, queries]``; None if there are neither tails
             nor padding.
         window_log_sum: the same for the keys of the window alone; None if there are no others.
-        right_number: what is added to a query's scores in the right tails, in the same shape; None if there is nothing.
-        right_log_sum: the log-sum-exp of the right tails alone, or None.
-        right_output: the right tails' own output, or None.
+        right_number: what is added to a query's scores in right tails; None if there is nothing, or no such tail.
+        right_log_sum: the log-sum-exp of the right tails alone; None if there are none.
+        right_output: the right tails' own output, less the value vector that all pairs share; None like it.
     """
 
     output: Tensor
-    log_sum: Tensor | None
-    window_log_sum: Tensor | None
-    right_number: Tensor | None
-    right_log_sum: Tensor | None
-    right_output: Tensor | None
+    log_sum: Tensor | None = None
+    window_log_sum: Tensor | None = None
+    right_number: Tensor | None = None
+    right_log_sum: Tensor | None = None
+    right_output: Tensor | None = None
 
 
 class _Forward:
     """The output and the log-sum-exps, a part at a time."""
 
-    def __init__(self, inputs: Inputs, learns: bool) -> None:
-        self.inputs, self.learns = inputs, learns
-        query, tables = inputs.query, inputs.tables
-        self.output = empty_like(query)
-        by_query = query.shape[:3]
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self.output = empty_like(inputs.query)
         self.has_tails = any(True for _ in inputs.plan.tails())
-        self.log_sum = query.new_empty(by_query) if self.has_tails or inputs.padding is not None else None
-        has_right = any(tail.right for tail in inputs.plan.tails())
-        has_number = has_right and (tables.has_rows or tables.added is not None)
-        self.right_number = query.new_empty(by_query) if has_number else None
-        self.window_log_sum: Tensor | None = None
-        # Of the right tails; the gradient of a number that they share needs them. One side is enough: the gradients of
-        # a query's scores sum to zero, so the other one's follows.
-        self.right_output = torch.zeros_like(self.output) if has_right and learns else None
-        self.right_log_sum = query.new_full(by_query, float("-inf")) if has_right and learns else None
-
-    def statistics(self) -> Statistics:
-        """What the backward pass needs."""
-        return Statistics(
-            self.output, self.log_sum, self.window_log_sum, self.right_number, self.right_log_sum, self.right_output
-        )
+        by_query = inputs.query.shape[:3]
+        # The sums of the queries' kept weights.
+        has_total = inputs.plan.dropout > 0 and inputs.tables.far_value is not None
+        self.total = inputs.query.new_empty(by_query) if has_total else None
+        has_log_sum = self.has_tails or inputs.hidden is not None
+        self.log_sum = inputs.query.new_empty(by_query) if has_log_sum else None
 
     def part(self, part: Part) -> None:
         """Do a part."""
-        inputs, plan, block = self.inputs, self.inputs.plan, part.block
-        queries = inputs.scaled_queries(part)
+        inputs = self.inputs
+        queries = inputs.by_query(part, inputs.query, "queries")
         keys, values, gate = inputs.keys(part), inputs.values(part), inputs.gate(part)
-        output = scratch("output", queries, *queries.shape[:2], inputs.dim)
-        log_sum = None if self.log_sum is None else scratch("log_sum", queries, *queries.shape[:2])
-        # The sum of each query's weights.
-        total = scratch("total", queries, *queries.shape[:2], 1) if plan.dropout > 0 else queries.new_ones(())
-        for tile in plan.tiles(block):
-            at = tile.rows
-            output[:, at] = self._tile(
-                part,
-                tile,
-                queries[:, at],
-                keys[:, : tile.width],
-                values[:, : tile.width],
-                None if gate is None else gate[:, at],
-                None if log_sum is None else log_sum[:, at],
-                total[:, at] if plan.dropout > 0 else total,
-            )
-        if inputs.far_value is not None:
-            output.addcmul_(inputs.far_value[part.table_items, None], total if gate is None else total * gate)
-        number = None if self.right_number is None else inputs.right_number(part, queries, gate)
-        if self.right_number is not None and number is not None:
-            self.right_number[part.pick] = number
-        self.output[part.pick] = output.unflatten(0, part.by_head)
-        if self.log_sum is not None and log_sum is not None:
-            self.log_sum[part.pick] = log_sum.unflatten(0, part.by_head)
+        for tile in inputs.plan.tiles(part.block):
+            self._tile(part, tile, queries, keys[:, : tile.width], values[:, : tile.width], gate)
 
-    def finish(self) -> None:
-        """Add the tails, once all parts are done."""
-        if self.log_sum is None:
-            return
-        if self.has_tails:
-            self.window_log_sum = self.log_sum.clone() if self.learns else None
-            tails.attend(
-                self.inputs, self.right_number, self.output, self.log_sum, self.right_output, self.right_log_sum
-            )
-        if self.inputs.padding is not None:
-            blind = self.log_sum < HIDDEN / 2
-            self.output.masked_fill_(blind.unsqueeze(-1), 0.0)
+    def finish(self) -> Statistics:
+        """Add what is not in the windows, once all parts are done."""
+        inputs, output, log_sum = self.inputs, self.output, self.log_sum
+        window_log_sum = right_number = right_output = right_log_sum = None
+        if log_sum is not None and self.has_tails:
+            window_log_sum = log_sum.clone()
+            right_number = None if inputs.plan.causal else inputs.right_number()
+            right_output, right_log_sum = tails.attend(inputs, right_number, output, log_sum)
+        if inputs.tables.far_value is not None:
+            output.add_(_gated(inputs.tables.far_value.unsqueeze(1), inputs.tables.gate, self.total))
+        if log_sum is not None and inputs.hidden is not None:
+            blind = log_sum < HIDDEN / 2
+            output.masked_fill_(blind.unsqueeze(-1), 0.0)
             # With this, their weights in the tails come out as zero in the backward pass.
-            self.log_sum.masked_fill_(blind, -HIDDEN)
+            log_sum.masked_fill_(blind, -HIDDEN)
+        return Statistics(output, log_sum, window_log_sum, right_number, right_log_sum, right_output)
 
-    def _tile(
-        self,
-        part: Part,
-        tile: Tile,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        gate: Tensor | None,
-        log_sum: Tensor | None,
-        total: Tensor,
-    ) -> Tensor:
-        """The output of a tile; fills in ``log_sum`` if it is there, and ``total`` if there is dropout."""
-        inputs, dim = self.inputs, self.inputs.dim
+    def _tile(self, part: Part, tile: Tile, queries: Tensor, keys: Tensor, values: Tensor, gate: Tensor | None) -> None:
+        """A tile's part of the output, of the log-sum-exps and of the totals."""
+        inputs, at = self.inputs, tile.rows
+        queries, gate = queries[:, at], None if gate is None else gate[:, at]
         rows = inputs.rows(part, queries)
         if rows is not None and gate is not None:
             rows = rows * gate
         scores = inputs.scores(part, queries, keys, rows, tile)
         weights = softmax(scores)
-        if log_sum is not None:
-            log_sum.copy_(log_sum_exp(scores, weights))
+        if self.log_sum is not None:
+            self.log_sum[part.pick][..., at] = log_sum_exp(scores, weights).unflatten(0, part.by_head)
         kept = inputs.kept(part, tile, weights)
         if kept is not None:
-            torch.sum(weights.mul_(kept), -1, keepdim=True, out=total)
-        output = scratch("tile output", weights, *weights.shape[:2], dim)
-        torch.bmm(weights, values[..., :dim], out=output)
+            weights.mul_(kept)
+        if self.total is not None:
+            self.total[part.pick][..., at] = weights.sum(-1).unflatten(0, part.by_head)
+        output = matmul("tile output", weights, values)
         if inputs.table_value is not None:
             shares = inputs.sums(weights, tile, "shares")
             if gate is not None:
                 shares.mul_(gate)
             output.baddbmm_(shares, inputs.table_value[part.table_items])
-        return output
+        self.output[part.pick][:, :, at] = output.unflatten(0, part.by_head)
 
 
 class _State(NamedTuple):
-    """A part in the backward pass: what it reads, and where its gradients go; ``[items, queries or columns, ...]``."""
+    """What a part in the backward pass reads, and its gradients per column; ``[items, queries or columns, ...]``.
+
+    Attributes:
+        queries: the queries.
+        keys: the window's keys.
+        values: the window's values.
+        gate: the queries' gates, or None.
+        grads: the gradients of the outputs, times the window's share of the queries' weights.
+        shared: what all pairs of a query share in the gradients of their (kept) weights, times the same; or None.
+        expected: the sums of the queries' weights times the gradients of those.
+        grad_keys: of the columns.
+        grad_values: of the columns.
+    """
 
     queries: Tensor
     keys: Tensor
     values: Tensor
     gate: Tensor | None
-    log_sum: Tensor | None
     grads: Tensor
-    window_grads: Tensor
+    shared: Tensor | None
     expected: Tensor
-    total: Tensor | None
-    grad_query: Tensor
     grad_keys: Tensor
     grad_values: Tensor
-    grad_gate: Tensor | None
 
 
 class _Backward:
     """The gradients, a part at a time."""
 
     def __init__(self, inputs: Inputs, learn: Tables, grad: Tensor, statistics: Statistics) -> None:
-        self.inputs, self.grad, self.statistics = inputs, grad, statistics
+        self.inputs, self.statistics = inputs, statistics
+        tables, log_sum = inputs.tables, statistics.log_sum
+        if inputs.hidden is not None and log_sum is not None:
+            grad = grad.masked_fill((log_sum == -HIDDEN).unsqueeze(-1), 0.0)
+        self.grad, self.output, self.total = grad, statistics.output, None
+        # What the value vector that all pairs share adds to the gradients of a query's weights, ``[.., queries, 1]``.
+        self.by_far = None
+        if tables.far_value is not None and inputs.plan.dropout > 0:
+            self.total = torch.empty_like(statistics.output[..., 0])
+            self.by_far = _gated(grad @ tables.far_value.unsqueeze(-1), tables.gate)
+        elif tables.far_value is not None:
+            # Weights sum to one: a value vector that all pairs share changes nothing but the output.
+            self.output = statistics.output - _gated(tables.far_value.unsqueeze(1), tables.gate)
+        self.expected = (grad * self.output).sum(-1)
+        self.share: Tensor | None = None
+        if log_sum is not None and statistics.window_log_sum is not None:
+            # The window's weights are those of a softmax over it, times its share of a query's weight.
+            self.share = (statistics.window_log_sum - log_sum).exp_()
         self.grad_query, self.grad_key, self.grad_value = (
             empty_like(states) for states in (inputs.query, inputs.key, inputs.value)
         )
@@ -232,7 +215,6 @@ class _Backward:
         if not self.once:
             self.grad_key.zero_()
             self.grad_value.zero_()
-        tables = inputs.tables
 
         def zeros(table: Tensor | None, learns: Any, first: int) -> Tensor | None:
             return table.new_zeros(first, *table.shape[1:]) if table is not None and learns else None
@@ -240,7 +222,7 @@ class _Backward:
         self.grad_table_query = zeros(tables.query, learn.query, inputs.items)
         self.grad_bias = zeros(tables.bias, learn.bias, inputs.items)
         self.grad_table_value = zeros(tables.value, learn.value, inputs.items)
-        self.grad_far = zeros(tables.far_value, learn.far_value, inputs.items)
+        self.grad_far = zeros(tables.far_value, learn.far_value, inputs.heads)
         self.grad_added = zeros(tables.added, learn.added, inputs.heads)
         self.grad_gate = torch.zeros_like(tables.gate) if tables.gate is not None and learn.gate else None
         self.rows_learn = tables.has_rows and (
@@ -248,7 +230,7 @@ class _Backward:
         )
 
     def grad_tables(self) -> Tables:
-        """The gradients of the tables, once all parts are done."""
+        """The gradients of the tables, once all is done."""
         heads, added = self.inputs.heads, self.grad_added
 
         def per_head(grad: Tensor | None) -> Tensor | None:
@@ -263,186 +245,198 @@ class _Backward:
             query=per_head(self.grad_table_query),
             bias=per_head(self.grad_bias),
             value=per_head(self.grad_table_value),
-            far_value=per_head(self.grad_far),
+            far_value=self.grad_far,
             gate=self.grad_gate,
             added=added,
         )
 
     def part(self, part: Part) -> None:
         """Do a part."""
-        plan, block, by_head = self.inputs.plan, part.block, part.by_head
+        block, by_head = part.block, part.by_head
         state = self._state(part)
-        for tile in plan.tiles(block):
+        for tile in self.inputs.plan.tiles(block):
             self._tile(part, tile, state)
-        self._far(part, state)
-        self.grad_query[part.pick] = state.grad_query.mul_(plan.scale).unflatten(0, by_head)
-        if self.statistics.right_log_sum is not None:
-            self._right_tail(part, state)
-        window = (part.sequences, part.heads, block.window)
-        for grad, windows in ((self.grad_key, state.grad_keys), (self.grad_value, state.grad_values)):
-            by_window = windows[:, block.filled].unflatten(0, by_head)
+        for grad, columns in ((self.grad_key, state.grad_keys), (self.grad_value, state.grad_values)):
+            by_window = columns[:, block.filled].unflatten(0, by_head)
             if self.once:
-                grad[window] = by_window
+                grad[part.window] = by_window
             else:
-                grad[window] += by_window
-        if self.grad_gate is not None and state.grad_gate is not None:
-            self.grad_gate[part.pick] = state.grad_gate.squeeze(-1).unflatten(0, by_head)
+                grad[part.window] += by_window
 
     def _state(self, part: Part) -> _State:
-        inputs, plan, dim, statistics = self.inputs, self.inputs.plan, self.inputs.dim, self.statistics
-        log_sum = None if statistics.log_sum is None else statistics.log_sum[part.pick].flatten(0, 1)
-        output = statistics.output[part.pick].flatten(0, 1)
-        gate = inputs.gate(part)
-        grads = inputs.queries(part, self.grad, "grads")
-        grad, shared = grads[..., :dim], grads[..., dim:]
-        if inputs.padding is not None and log_sum is not None:
-            grad.masked_fill_((log_sum == -HIDDEN).unsqueeze(-1), 0.0)
-        expected = torch.mul(grad, output, out=scratch("grad query", grad, *grad.shape)).sum(-1, keepdim=True)
-        # What all pairs of a query share in the gradients of their weights, or with dropout, of their kept weights.
-        torch.neg(expected, out=shared) if plan.dropout == 0 else shared.zero_()
-        if inputs.far_value is not None:
-            by_far = torch.bmm(grad, inputs.far_value[part.table_items, :, None])
-            shared.add_(by_far if gate is None else by_far * gate)
-        window_grads = grads
-        if statistics.window_log_sum is not None and log_sum is not None:
-            # The window's weights are those of a softmax over it, times its share of a query's weight.
-            share = (statistics.window_log_sum[part.pick].flatten(0, 1) - log_sum).exp_().unsqueeze(-1)
-            window_grads = torch.mul(grads, share, out=scratch("window grads", grads, *grads.shape))
-        queries = inputs.scaled_queries(part)
-        size = (len(queries), part.block.width, dim)
+        inputs = self.inputs
+        grads, expected = self.grad[part.pick], self.expected[part.pick].unsqueeze(-1)
+        by_far = None if self.by_far is None else self.by_far[part.pick]
+        shared = by_far if inputs.plan.dropout > 0 else -expected
+        if self.share is None:
+            grads = inputs.by_query(part, self.grad, "grads")
+        else:
+            share = self.share[part.pick].unsqueeze(-1)
+            grads = torch.mul(grads, share, out=scratch("grads", grads, *grads.shape)).flatten(0, 1)
+            shared = None if shared is None else shared * share
+        queries = inputs.by_query(part, inputs.query, "queries")
+        size = (len(queries), part.block.width, inputs.dim)
         return _State(
             queries=queries,
             keys=inputs.keys(part),
             values=inputs.values(part),
-            gate=gate,
-            log_sum=log_sum,
+            gate=inputs.gate(part),
             grads=grads,
-            window_grads=window_grads,
-            expected=expected,
-            total=scratch("total", queries, *queries.shape[:2], 1) if plan.dropout > 0 else None,
-            grad_query=scratch("grad query", queries, *queries.shape[:2], dim),
-            grad_keys=scratch("grad keys", queries, *size).zero_(),
-            grad_values=scratch("grad values", queries, *size).zero_(),
-            grad_gate=None if self.grad_gate is None else queries.new_zeros(*queries.shape[:2], 1),
+            shared=None if shared is None else shared.flatten(0, 1),
+            expected=expected.flatten(0, 1),
+            grad_keys=scratch("grad keys", queries, *size),
+            grad_values=scratch("grad values", queries, *size),
         )
 
     def _tile(self, part: Part, tile: Tile, state: _State) -> None:
-        inputs, dim, at = self.inputs, self.inputs.dim, tile.rows
-        queries, keys = state.queries[:, at], state.keys[:, : tile.width]
-        grads, gate = state.window_grads[:, at], None if state.gate is None else state.gate[:, at]
+        inputs, scale, at = self.inputs, self.inputs.plan.scale, tile.rows
+        queries, keys, values = state.queries[:, at], state.keys[:, : tile.width], state.values[:, : tile.width]
+        grads, gate = state.grads[:, at], None if state.gate is None else state.gate[:, at]
         rows = inputs.rows(part, queries)
         gated = rows if rows is None or gate is None else rows * gate
         scores = inputs.scores(part, queries, keys, gated, tile)
         weights = softmax(scores)
         kept = inputs.kept(part, tile, weights)
         used = weights if kept is None else kept.mul_(weights)
-        if state.total is not None:
-            torch.sum(used, -1, keepdim=True, out=state.total[:, at])
-        state.grad_values[:, : tile.width].baddbmm_(used.transpose(1, 2), grads[..., :dim])
-        grad_scores = product("grad scores", grads, state.values[:, : tile.width])
+        if self.total is not None:
+            self.total[part.pick][..., at] = used.sum(-1).unflatten(0, part.by_head)
+        _add_product(state.grad_values, used, grads, 1.0, first=at.start == 0)
+        grad_scores = product("grad scores", grads, values)
+        if state.shared is not None:
+            grad_scores.add_(state.shared[:, at])
         if inputs.table_value is not None:
-            self._values(part, tile, state, used, grad_scores)
+            self._values(part, tile, grads, gate, used, grad_scores)
         grad_scores.mul_(used)
         if kept is not None:
             grad_scores.addcmul_(weights, state.expected[:, at], value=-1.0)
-        grad_query = scratch("tile output", queries, *queries.shape[:2], dim)
-        torch.bmm(grad_scores, keys[..., :dim], out=grad_query)
-        state.grad_keys[:, : tile.width].baddbmm_(grad_scores.transpose(1, 2), queries[..., :dim])
+        grad_query = matmul("tile output", grad_scores, keys, scale)
+        _add_product(state.grad_keys, grad_scores, queries, scale, first=at.start == 0)
         if self.rows_learn and rows is not None:
-            grad_rows = inputs.sums(grad_scores, tile, "grad rows")
-            grad_gate = None if state.grad_gate is None else state.grad_gate[:, at]
-            self._rows(part, slice(None), rows, grad_rows, queries, gate, grad_query, grad_gate)
-        state.grad_query[:, at] = grad_query
+            self._rows(part, tile, rows, inputs.sums(grad_scores, tile, "grad rows"), queries, gate, grad_query)
+        self.grad_query[part.pick][:, :, at] = grad_query.unflatten(0, part.by_head)
         if self.grad_added is not None:
             by_head = grad_scores.unflatten(0, part.by_head)
             skewed_part(self.grad_added[part.heads], inputs.plan, tile).add_(by_head.sum(0))
 
-    def _values(self, part: Part, tile: Tile, state: _State, used: Tensor, grad_scores: Tensor) -> None:
+    def _values(
+        self, part: Part, tile: Tile, grads: Tensor, gate: Tensor | None, used: Tensor, grad_scores: Tensor
+    ) -> None:
         """The value table's part in a tile: in the gradients of its weights, and the table's own gradient."""
-        inputs, dim, at, items = self.inputs, self.inputs.dim, tile.rows, part.table_items
+        inputs, items = self.inputs, part.table_items
         table: Tensor = inputs.table_value[items]  # type: ignore[index]
-        grad, gate = state.window_grads[:, at, :dim], None if state.gate is None else state.gate[:, at]
-        by_offset = scratch("by offset", grad, *grad.shape[:2], table.shape[1])
-        torch.bmm(grad, table.transpose(1, 2), out=by_offset)
+        by_offset = product("by offset", grads, table)
         shares = inputs.sums(used, tile, "shares")
-        if state.grad_gate is not None:
-            state.grad_gate[:, at].add_((by_offset * shares).sum(-1, keepdim=True))
+        self._add_to_gate(part, tile, by_offset, shares)
         inputs.add(grad_scores, by_offset if gate is None else by_offset.mul_(gate), tile)
         if self.grad_table_value is not None:
             gated = shares if gate is None else shares.mul_(gate)
-            self.grad_table_value[items].baddbmm_(gated.transpose(1, 2), grad)
-
-    def _far(self, part: Part, state: _State) -> None:
-        """The gradients of the value vector all pairs get, times the sum of a query's weights (1, or ``total``)."""
-        inputs, grad = self.inputs, state.grads[..., : self.inputs.dim]
-        if inputs.far_value is None:
-            return
-        weighted = grad if state.total is None else grad * state.total
-        if state.grad_gate is not None:
-            state.grad_gate.add_(torch.bmm(weighted, inputs.far_value[part.table_items, :, None]))
-        if self.grad_far is not None:
-            gated = weighted if state.gate is None else weighted * state.gate
-            self.grad_far[part.table_items].add_(gated.sum(1))
+            self.grad_table_value[items].baddbmm_(gated.transpose(1, 2), grads)
 
     def _rows(
         self,
         part: Part,
-        entries: slice,
+        tile: Tile,
         rows: Tensor,
         grad_rows: Tensor,
         queries: Tensor,
         gate: Tensor | None,
         grad_query: Tensor,
-        grad_gate: Tensor | None,
     ) -> None:
-        """The gradients behind some entries of rows over offsets, whose own gradients are not needed afterwards."""
-        inputs, items = self.inputs, part.table_items
-        if grad_gate is not None:
-            grad_gate.add_((grad_rows * rows).sum(-1, keepdim=True))
+        """The gradients behind what is added to the scores of a tile, whose own are not needed afterwards."""
+        inputs, items, scale = self.inputs, part.table_items, self.inputs.plan.scale
+        self._add_to_gate(part, tile, grad_rows, rows)
         if gate is not None:
             grad_rows.mul_(gate)
         if self.grad_bias is not None:
-            self.grad_bias[items, entries].add_(grad_rows.sum(1))
+            self.grad_bias[items].add_(grad_rows.sum(1))
         if inputs.table_query is not None:
-            grad_query.baddbmm_(grad_rows, inputs.table_query[items, entries])
+            grad_query.baddbmm_(grad_rows, inputs.table_query[items], alpha=scale)
             if self.grad_table_query is not None:
-                by_entry = grad_rows.transpose(1, 2)
-                self.grad_table_query[items, entries].baddbmm_(by_entry, queries[..., : inputs.dim])
+                self.grad_table_query[items].baddbmm_(grad_rows.transpose(1, 2), queries, alpha=scale)
 
-    def tails(self) -> None:
-        """Add what goes through the tails to the gradients of queries, keys and values, once all parts are done."""
-        grad, log_sum = self.grad, self.statistics.log_sum
-        if log_sum is None or self.statistics.window_log_sum is None:
+    def _add_to_gate(self, part: Part, tile: Tile, grad: Tensor, factor: Tensor) -> None:
+        """Add to the gradients of a tile's gates, if they learn."""
+        if self.grad_gate is not None:
+            by_query = (grad * factor).sum(-1).unflatten(0, part.by_head)
+            self.grad_gate[part.pick][..., tile.rows].add_(by_query)
+
+    def finish(self) -> None:
+        """Add what does not go through the windows, once all parts are done."""
+        statistics, log_sum = self.statistics, self.statistics.log_sum
+        self._far()
+        if log_sum is None or statistics.window_log_sum is None:
             return
-        if self.inputs.padding is not None:
-            grad = grad.masked_fill((log_sum == -HIDDEN).unsqueeze(-1), 0.0)
+        if statistics.right_log_sum is not None and statistics.right_output is not None:
+            mass = (statistics.right_log_sum - log_sum).exp_()
+            self._right(mass, (self.grad * statistics.right_output).sum(-1).sub_(self.expected).mul_(mass))
         tails.backward(
-            self.inputs, self.statistics.right_number, grad, self.statistics.output, log_sum,
+            self.inputs, statistics.right_number, self.grad, self.output, log_sum,
             self.grad_query, self.grad_key, self.grad_value,
         )  # fmt: skip
 
-    def _right_tail(self, part: Part, state: _State) -> None:
-        """The gradients of the tables' last entries, which the right tails share."""
-        inputs, dim, items = self.inputs, self.inputs.dim, part.table_items
-        right_log_sum, right_output = self.statistics.right_log_sum, self.statistics.right_output
-        if right_log_sum is None or right_output is None or state.log_sum is None:
-            raise RuntimeError("The right tails were not kept in the forward pass.")
-        grad, gate, last = state.grads[..., :dim], state.gate, slice(-1, None)
-        mass = (right_log_sum[part.pick].flatten(0, 1) - state.log_sum).exp_().unsqueeze(-1)
-        product = scratch("grad query", grad, *grad.shape)
-        torch.mul(grad, right_output[part.pick].flatten(0, 1), out=product)
-        number = mass * (product.sum(-1, keepdim=True) - state.expected)
+    def _far(self) -> None:
+        """The gradients of the value vector all pairs get, times the sum of a query's weights (1, or ``total``)."""
+        far = self.inputs.tables.far_value
+        if far is None:
+            return
+        grad = self.grad if self.total is None else self.grad * self.total.unsqueeze(-1)
+        if self.grad_gate is not None:
+            self.grad_gate += (grad @ far.unsqueeze(-1)).squeeze(-1)
+        if self.grad_far is not None:
+            self.grad_far += _gated(grad, self.inputs.tables.gate).sum((0, 2))
+
+    def _right(self, mass: Tensor, number: Tensor) -> None:
+        """The gradients of the tables' last entries, which the right tails share.
+
+        Args:
+            mass: the right tails' part of the queries' weights, ``[batch, heads, queries]``.
+            number: the gradients of the numbers that are added to their scores, like it.
+        """
+        inputs, tables = self.inputs, self.inputs.tables
+        heads, scale = inputs.heads, inputs.plan.scale
         if self.grad_added is not None:
-            self.grad_added[part.heads, 0, -1] += number.unflatten(0, part.by_head).sum((0, 2, 3))
-        rows = inputs.last_rows(part, state.queries)
-        if self.rows_learn and rows is not None:
-            grad_query = scratch("grad query", grad, *grad.shape).zero_()
-            self._rows(part, last, rows, number, state.queries, gate, grad_query, state.grad_gate)
-            self.grad_query[part.pick] += grad_query.mul_(inputs.plan.scale).unflatten(0, part.by_head)
-        if inputs.table_value is not None:
-            if state.grad_gate is not None:
-                by_last = torch.bmm(grad, inputs.table_value[items, last].transpose(1, 2))
-                state.grad_gate.add_(by_last.mul_(mass))
+            self.grad_added[:, 0, -1] += number.sum((0, 2))
+        if self.rows_learn:
+            if self.grad_gate is not None:
+                self.grad_gate += number * inputs.last_rows()  # type: ignore[operator]
+            gated = number if tables.gate is None else number * tables.gate
+            if self.grad_bias is not None:
+                self.grad_bias[:heads, -1] += gated.sum((0, 2))
+            if tables.query is not None:
+                self.grad_query.addcmul_(gated.unsqueeze(-1), tables.query[:, -1:], value=scale)
+            if self.grad_table_query is not None:
+                self.grad_table_query[:heads, -1].add_(_sum_of(gated, inputs.query), alpha=scale)
+        if tables.value is not None:
+            if self.grad_gate is not None:
+                self.grad_gate += mass * (self.grad @ tables.value[:, -1, :, None]).squeeze(-1)
             if self.grad_table_value is not None:
-                gated = mass if gate is None else mass * gate
-                self.grad_table_value[items, last].baddbmm_(gated.transpose(1, 2), grad)
+                gated = mass if tables.gate is None else mass * tables.gate
+                self.grad_table_value[:heads, -1] += _sum_of(gated, self.grad)
+
+
+def _gated(states: Tensor, *factors: Tensor | None) -> Tensor:
+    """States ``[.., queries, dim]`` times factors ``[.., queries]``, those that there are."""
+    for factor in factors:
+        states = states if factor is None else states * factor.unsqueeze(-1)
+    return states
+
+
+def _sum_of(numbers: Tensor, states: Tensor) -> Tensor:
+    """The sum of states ``[batch, heads, queries, dim]`` times a number each, ``[heads, dim]``."""
+    return (numbers.unsqueeze(-2) @ states).sum(0).squeeze(-2)
+
+
+def _add_product(columns: Tensor, pairs: Tensor, states: Tensor, factor: float, first: bool) -> None:
+    """Add the products of a tile's numbers per pair and what its rows have to what its columns have.
+
+    Args:
+        columns: ``[items, columns of the block, dim]``; where ``first``, with any content.
+        pairs: ``[items, rows, columns of the tile]``.
+        states: ``[items, rows, dim]``.
+        factor: of the products.
+        first: whether nothing has been added yet.
+    """
+    some = columns[:, : pairs.shape[-1]]
+    if first:
+        columns[:, pairs.shape[-1] :] = 0.0
+    some.baddbmm_(pairs.transpose(1, 2), states, beta=0.0 if first else 1.0, alpha=factor)
