@@ -221,6 +221,13 @@ class Inputs:
         return number if constant is None else number + constant
 
 
+def times(states: Tensor, *factors: Tensor | None) -> Tensor:
+    """States ``[.., queries, dim]`` times factors ``[.., queries]``, those that there are."""
+    for factor in factors:
+        states = states if factor is None else states * factor.unsqueeze(-1)
+    return states
+
+
 def empty_like(states: Tensor) -> Tensor:
     """Memory laid out as attention's inputs come from their projections: all heads of a token together."""
     return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)

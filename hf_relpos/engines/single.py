@@ -36,7 +36,7 @@ def attend(
 
     Shapes, dtypes and result are those of :func:`hf_relpos.engines.eager.attend`, without weights.
     """
-    out_dtype, keys = query.dtype, mask.key_length
+    out_dtype = query.dtype
     dtype = torch.promote_types(out_dtype, torch.float32)
     with eager.full_precision(query.device):
         terms = terms.to(dtype)
@@ -58,13 +58,7 @@ def attend(
         weights = scores.softmax(-1)
         output = weights @ value
         if terms.value is not None:
-            last, far = _last(terms.value, dim=1, keys=keys), terms.value[:, :1]
-            mixed = _product(weights[..., keys - last.shape[1] :], last - far)
-            if gate is None:
-                output += mixed
-                output += far
-            else:
-                output += gate * (mixed + far)
+            _accumulate(output, _mixed(weights, terms.value), gate)
         if mask.hides_keys:
             # The softmax of a query that sees no key is made of nothing.
             output = output.masked_fill(~mask.padding.any(-1)[:, None, None, None], 0.0)  # type: ignore[union-attr]
@@ -86,5 +80,19 @@ def _last(table: Tensor, dim: int, keys: int) -> Tensor:
 def _add(scores: Tensor, rows: Tensor, gate: Tensor | None) -> None:
     """Add a table over offsets ``[..., 1, 2k + 1]`` to the scores ``[..., 1, keys]``, but for a constant, in place."""
     numbers = _last(rows, dim=-1, keys=scores.shape[-1]) - rows[..., :1]
-    near = scores[..., scores.shape[-1] - numbers.shape[-1] :]
-    near.add_(numbers if gate is None else gate * numbers)
+    _accumulate(scores[..., scores.shape[-1] - numbers.shape[-1] :], numbers, gate)
+
+
+def _mixed(weights: Tensor, table: Tensor) -> Tensor:
+    """The vectors of a table ``[heads or 1, 2k + 1, dim]`` mixed by the weights ``[batch, heads, 1, keys]``."""
+    last, far = _last(table, dim=1, keys=weights.shape[-1]), table[:, :1]
+    # Weights sum to one.
+    return _product(weights[..., weights.shape[-1] - last.shape[1] :], last - far) + far
+
+
+def _accumulate(numbers: Tensor, more: Tensor, gate: Tensor | None) -> None:
+    """Add more, times the gate, in place."""
+    if gate is None:
+        numbers.add_(more)
+    else:
+        numbers.addcmul_(more, gate)

@@ -83,7 +83,7 @@ class T5BiasScheme(Scheme):
         """The bias ``[heads, 2 * max_distance + 1]``."""
         table = self.bucket_table()
         buckets = _buckets(self.config.num_buckets, self.config.max_distance, self.causal, table)
-        return RelativeTerms(bias=table[:, buckets])
+        return RelativeTerms(bias=table.index_select(1, buckets))
 
 
 # Buckets computed before. Not buffers: one outside the checkpoint would be uninitialised memory after loading.
