@@ -14,6 +14,7 @@ from typing import ClassVar
 from common import (
     DataArguments,
     ModelArguments,
+    check_at_least,
     checkpoint_to_resume,
     load_splits,
     parse_arguments,
@@ -60,6 +61,10 @@ class LanguageModelDataArguments(DataArguments):
     )
     add_eos: bool = field(default=False, metadata={"help": "End every row with the end-of-text token."})
 
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(2, self, "block_size")  # of one token, none is predicted
+
 
 @dataclass
 class GenerationArguments:
@@ -68,12 +73,19 @@ class GenerationArguments:
     generate: str | None = field(default=None, metadata={"help": "Beginning of a text for the model to continue."})
     generate_tokens: int = field(default=50, metadata={"help": "How many tokens to add at most."})
 
+    def __post_init__(self):
+        check_at_least(1, self, "generate_tokens")
+
 
 def load_model(model_args: ModelArguments) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(model_args.model_name_or_path, **model_args.hub_options)
     if getattr(config, "is_decoder", True) is False:  # BERT: without this every token would see the next ones
         config.is_decoder = True
-    return AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, config=config, **model_args.hub_options)
+    model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, config=config, **model_args.hub_options)
+    # What the loss is in any case. Trainer does not know it of classes named otherwise (GPT2LMHeadModel), and would
+    # divide the loss of the predicted tokens by the number of all tokens, the first of each block included.
+    model.loss_type = "ForCausalLM"
+    return model
 
 
 def main() -> dict[str, float]:
@@ -151,6 +163,7 @@ def main() -> dict[str, float]:
     if args.do_train:
         train(trainer, checkpoint)
     if args.do_eval:
+        trainer.label_smoother = None  # smoothing is for training: no perplexity follows from a smoothed loss
         metrics = trainer.evaluate()
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700))  # 710 would overflow
         report(trainer, "eval", metrics)

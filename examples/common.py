@@ -80,16 +80,31 @@ class DataArguments:
                 raise ValueError(f"--validation_split_percentage {percentage} is not between 0 and 100.")
             if self.validation_file is not None:
                 raise ValueError("Give --validation_file or --validation_split_percentage, not both.")
+        check_at_least(1, self, "max_train_samples", "max_eval_samples", "max_predict_samples")
+
+
+def check_at_least(least: int, arguments: object, *names: str) -> None:
+    """Raise `ValueError` if one of the options that these arguments name is given, and less than `least`."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} {value} was given, but it must be a whole number of at least {least}.")
 
 
 def parse_arguments(*argument_types: type) -> tuple:
-    """Read the command line, or the one .json or .yaml file it names, into dataclasses."""
+    """Read the command line, or the one .json or .yaml file it names, into dataclasses.
+
+    A value that they refuse ends the program with one line and exit status 2, as an unknown option does.
+    """
     parser = HfArgumentParser(argument_types)
-    if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-        return parser.parse_json_file(sys.argv[1])
-    if len(sys.argv) == 2 and sys.argv[1].endswith((".yaml", ".yml")):
-        return parser.parse_yaml_file(sys.argv[1])
-    return parser.parse_args_into_dataclasses()
+    try:
+        if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+            return parser.parse_json_file(sys.argv[1])
+        if len(sys.argv) == 2 and sys.argv[1].endswith((".yaml", ".yml")):
+            return parser.parse_yaml_file(sys.argv[1])
+        return parser.parse_args_into_dataclasses()
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
 def set_up_logging(args: TrainingArguments) -> None:

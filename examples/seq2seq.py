@@ -16,6 +16,7 @@ import numpy as np
 from common import (
     DataArguments,
     ModelArguments,
+    check_at_least,
     checkpoint_to_resume,
     load_splits,
     parse_arguments,
@@ -60,6 +61,10 @@ class Seq2SeqDataArguments(DataArguments):
             "help": "The same for summaries; generation stops there too, unless --generation_max_length is given."
         },
     )
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, self, "max_source_length", "max_target_length")
 
 
 def token_f1(prediction: str, reference: str) -> float:

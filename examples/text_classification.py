@@ -14,6 +14,7 @@ import numpy as np
 from common import (
     DataArguments,
     ModelArguments,
+    check_at_least,
     checkpoint_to_resume,
     load_splits,
     parse_arguments,
@@ -70,6 +71,10 @@ class ClassificationDataArguments(DataArguments):
         default=None,
         metadata={"help": "Longer texts are cut to this many tokens. Default: 128, or what fits."},
     )
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, self, "max_seq_length")
 
 
 def read_labels(dataset: Dataset, column: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from hf_relpos.config import RelPosConfig
-from hf_relpos.errors import PatchStateError
+from hf_relpos.errors import PatchStateError, UnsupportedModelError
 from hf_relpos.families import FAMILIES, Family
 
 logger = logging.get_logger(__name__)
@@ -89,15 +90,59 @@ class RelPosConfigMixin:
         Raises:
             PatchStateError: if other relative positions are asked for than were stored.
         """
-        stored, asked = config_dict.get("relpos"), kwargs.get("relpos")
-        if stored is not None and asked is not None:
-            stored, asked = RelPosConfig.of(stored), RelPosConfig.of(asked)
-            if replace(stored, engine=asked.engine) != asked:
-                raise PatchStateError(
-                    f"The checkpoint has {stored}, but relpos={asked} was asked for; only the engine may differ. Load "
-                    "it without relpos=...; to change its relative positions, unpatch_model it and patch it again."
-                )
+        _refuse_other(config_dict.get("relpos"), kwargs.get("relpos"))
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+
+
+def _refuse_other(stored: Any, asked: Any) -> None:
+    """Refuse relative positions other than the stored ones, apart from the engine, if both are given."""
+    if stored is None or asked is None:
+        return
+    stored, asked = RelPosConfig.of(stored), RelPosConfig.of(asked)
+    if replace(stored, engine=asked.engine) != asked:
+        raise PatchStateError(
+            f"The checkpoint has {stored}, but relpos={asked} was asked for; only the engine may differ. Load "
+            "it without relpos=...; to change its relative positions, unpatch_model it and patch it again."
+        )
+
+
+def with_relpos(config: Any, relpos: Any, model_class: Any) -> Any:
+    """The config that a patched model is built from: the one given, or a copy of it that has relative positions.
+
+    Args:
+        config: a patched model's; or the family's own, which becomes one.
+        relpos: relative positions that the config lacks; None if they are in the config.
+        model_class: the patched model's.
+
+    Raises:
+        PatchStateError: if there are no relative positions, or two different ones.
+        UnsupportedModelError: if the config is of another family, or of a class that is neither.
+    """
+    family, name = model_class.relpos_family, model_class.__name__
+    plain, ours = family.config_class.__name__, CLASS_PREFIX + family.config_class.__name__
+    is_plain = type(config) is family.config_class
+    if not is_plain and not (isinstance(config, family.config_class) and hasattr(config, "relpos_family")):
+        raise UnsupportedModelError(
+            f"{name} was given a {type(config).__name__} for its config, but takes a {ours}, or a {plain} itself "
+            "together with relpos=..."
+        )
+    stored = getattr(config, "relpos", None)
+    if stored is None and relpos is None:
+        raise PatchStateError(
+            f"{name} needs to know which relative positions to use, and its config, a {type(config).__name__}, has "
+            "none. Pass them beside it, relpos=Shaw(max_distance=16), or in it, "
+            f"{ours}.from_pretrained(..., relpos=Shaw(max_distance=16)). Or load a "
+            f"{model_class.relpos_original.__name__}, and patch_model it."
+        )
+    if relpos is None and not is_plain:
+        return config
+    _refuse_other(stored, relpos)
+    config = copy.deepcopy(config)
+    if is_plain:
+        config.__class__ = CONFIGS[family.config_class]
+        config.__dict__.pop("model_type", None)  # a loaded config holds it itself
+    config.relpos = stored if relpos is None else relpos
+    return config
 
 
 def _config_class(family: Family) -> type:

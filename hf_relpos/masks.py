@@ -27,7 +27,7 @@ class AttentionMask:
         padding: bool ``[batch, key length]``, True where there is a token.
         pattern: ``(query positions [queries, 1], key positions [keys]) -> bool [batch or 1, heads or 1, queries,
             keys]``: any other rule, evaluated for the block at hand.
-        dense: bool (True: may attend) or float (added to the scores), ``[batch or 1, heads or 1, query length,
+        dense: bool (True: may attend) or float (added to the scores), ``[batch or 1, heads or 1, query length or 1,
             key length]``; for masks that users make themselves.
     """
 
@@ -121,11 +121,11 @@ class AttentionMask:
             )
         if self.dense is not None:
             given = tuple(self.dense.shape)
-            fits = len(given) == 4 and given[0] in (1, batch) and given[1] in (1, heads)
-            if not fits or given[2:] != (queries, keys):
+            fits = len(given) == 4 and given[0] in (1, batch) and given[1] in (1, heads) and given[2] in (1, queries)
+            if not fits or given[3] != keys:
                 raise ValueError(
                     f"The 4-D attention mask has shape {list(given)}, but must be "
-                    f"[1 or {batch}, 1 or {heads}, {queries}, {keys}] = [batch, heads, queries, keys]."
+                    f"[1 or {batch}, 1 or {heads}, 1 or {queries}, {keys}] = [batch, heads, queries, keys]."
                 )
 
     def allowed(self, queries: slice, keys: slice, device: torch.device) -> Tensor | None:
@@ -151,7 +151,7 @@ class AttentionMask:
         if self.pattern is not None:
             conditions.append(self.pattern(query_at, key_at))
         if self.dense is not None:
-            block = self.dense[..., queries, keys]
+            block = self._dense_block(queries, keys)
             conditions.append(block if block.dtype == torch.bool else ~_is_hidden(block))
         if not conditions:
             return None
@@ -161,11 +161,16 @@ class AttentionMask:
         return every
 
     def added(self, queries: slice, keys: slice) -> Tensor | None:
-        """What a float mask adds to the scores of a block, ``[batch or 1, heads or 1, queries, keys]``, or None."""
+        """What a float mask adds to a block's scores, ``[batch or 1, heads or 1, queries or 1, keys]``, or None."""
         if self.dense is None or self.dense.dtype == torch.bool:
             return None
-        block = self.dense[..., queries, keys]
+        block = self._dense_block(queries, keys)
         return block.masked_fill(_is_hidden(block), 0.0)
+
+    def _dense_block(self, queries: slice, keys: slice) -> Tensor:
+        """The dense mask of a block. One row is for all queries, and stays one."""
+        dense: Tensor = self.dense  # type: ignore[assignment]
+        return dense[..., keys] if dense.shape[-2] == 1 else dense[..., queries, keys]
 
     def key_range(self, queries: slice) -> slice:
         """The keys that a block of queries can possibly see, by causality and window."""

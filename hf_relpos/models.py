@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_relpos import attention, compat, resuming, wiring
 from hf_relpos.config import RelPosConfig
-from hf_relpos.configuration import CLASS_PREFIX, CONFIGS, warn_of_other_attention
+from hf_relpos.configuration import CLASS_PREFIX, CONFIGS, warn_of_other_attention, with_relpos
 from hf_relpos.errors import PatchStateError
 from hf_relpos.families import FAMILIES, Family
 from hf_relpos.hub import HubMixin
@@ -35,15 +35,24 @@ class RelPosModelMixin(HubMixin, _Base):
     # Our attention is called by its own name; a caller that would switch to flash kernels must be told no.
     _supports_flash_attn = False
 
+    def __init__(self, config: Any, *args: Any, relpos: Any = None, **kwargs: Any) -> None:
+        """Build the model, with the relative positions of its config.
+
+        Args:
+            config: the family's patched config; or its own, with ``relpos``.
+            *args: what the family's class takes besides.
+            relpos: relative positions that the config lacks.
+            **kwargs: what the family's class takes besides.
+
+        Raises:
+            PatchStateError: if there are no relative positions, or two different ones.
+            UnsupportedModelError: if the config is none of these.
+        """
+        super().__init__(with_relpos(config, relpos, type(self)), *args, **kwargs)
+
     def post_init(self) -> None:
         """Called last by the family's constructor: give the model its relative positions."""
-        relpos = self.config.relpos
-        if relpos is None:
-            raise PatchStateError(
-                f"{type(self).__name__} needs to know which relative positions to use, and its config has none. Pass "
-                "them: from_pretrained(..., relpos=Shaw(max_distance=16)), or a config made with relpos=..."
-            )
-        config = RelPosConfig.of(relpos)
+        config = RelPosConfig.of(self.config.relpos)
         wiring.attach(self, self.relpos_family, config, patched_class, keep_dropped=False)
         super().post_init()
 

@@ -37,7 +37,8 @@ class RelativeMultiheadAttention(nn.Module):
     :func:`torch.nn.functional.scaled_dot_product_attention` and in Transformers' 2-D masks it is the other
     way round). It differs in that ``query`` alone means self-attention, ``need_weights`` is False by default,
     the weights come per head and before dropout, and a query that sees no key gets a zero attention output
-    instead of NaN.
+    instead of NaN. It takes no ``average_attn_weights`` (``weights.mean(1)`` averages them over the heads), and no
+    state dict of :class:`torch.nn.MultiheadAttention`, which keeps the three input projections in one matrix.
 
     .. code-block:: python
 

@@ -50,7 +50,9 @@ def patch_model(model: Model, relpos: RelPosLike) -> Model:
     """
     family = _patchable(model)
     config = RelPosConfig.of(relpos)
+    prepared = _prepared(model, "Patch")
     wiring.attach(model, family, config, patched_class, keep_dropped=True)
+    _undo_preparing(prepared)
     for model_config in own_configs(model, family.config_class):
         _swap_config(model_config, CONFIGS[family.config_class])
         model_config.relpos = config
@@ -76,8 +78,9 @@ def unpatch_model(model: Model) -> Model:
     if not isinstance(model, RelPosModelMixin):
         raise PatchStateError(f"{type(model).__name__} is not patched. {_patched_inside(model)}".rstrip())
     family = model.relpos_family
-    _refuse_hooked(model, "Unpatch")
+    prepared = _prepared(model, "Unpatch")
     wiring.detach(model, family)
+    _undo_preparing(prepared)
     for config in own_configs(model, CONFIGS[family.config_class]):
         _swap_config(config, family.config_class)
         del config.relpos
@@ -150,7 +153,6 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
         )
     family = model.relpos_family
     config = wiring.check_config(model)
-    parameters = dict(model.named_parameters())
     layers = {}
     for stack in wiring.stacks_of(model, family):
         owned = [wiring.relpos_of(attention) for attention in stack.attentions]
@@ -160,8 +162,8 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
         base=model.relpos_original.__name__,
         config=config,
         layers=layers,
-        added=sum(parameter.numel() for name, parameter in parameters.items() if "relpos" in name),
-        total=sum(parameter.numel() for parameter in parameters.values()),
+        added=sum(parameter.numel() for _, _, parameter in wiring.added_parameters(model)),
+        total=sum(parameter.numel() for parameter in model.parameters()),
         trained_length=family.trained_length(model.config),
     )
 
@@ -194,19 +196,63 @@ def _patchable(model: Any) -> Family:
             f"{type(model).__name__} has a {type(model.config).__name__} for its config, but must have a "
             f"{family.config_class.__name__} itself: a patched model is saved with a config class of its own."
         )
-    _refuse_hooked(model, "Patch")
     return family
 
 
-def _refuse_hooked(model: PreTrainedModel, verb: str) -> None:
-    """Refuse a module whose `forward` was replaced on the object: it would keep calling the one of its old class."""
+def _prepared(model: PreTrainedModel, verb: str) -> list[nn.Module]:
+    """The modules that change their class, and that accelerate has given a `forward` of their own.
+
+    Raises:
+        UnsupportedModelError: if another tool has: such a `forward` would keep calling the one of the old class.
+    """
+    prepared = []
     for path, module in model.named_modules():
         changes = patched_class(type(module)) is not None or hasattr(type(module), "relpos_original")
-        if changes and "forward" in vars(module):
+        if not changes or "forward" not in vars(module):
+            continue
+        if not _adds_only_precision(module):
             raise UnsupportedModelError(
-                f"{type(model).__name__} has its forward replaced at {path or 'the model itself'!r} (by "
-                f"accelerator.prepare, a device map, offloading, or a tool like them). {verb} the model first."
+                f"{type(model).__name__} has its forward replaced at {path or 'the model itself'!r} (by a device map, "
+                f"offloading, or a tool like them), and it would go on calling that of the old class. {verb} the model "
+                "first. Or save it with save_pretrained, load it again, and use that one; or take the replacement off "
+                f"(`del {_expression(path)}.forward`, if nothing else is to be undone)."
             )
+        prepared.append(module)
+    return prepared
+
+
+def _adds_only_precision(module: nn.Module) -> bool:
+    """Whether a module's own `forward` is its class's, but for the mixed precision that accelerate puts around it.
+
+    `accelerator.prepare` does so, the Trainer calls it (``bf16=True``), and neither takes it off after training.
+    """
+    from accelerate.utils.operations import ConvertOutputsToFp32
+
+    forward = vars(module)["forward"]
+    marked = not vars(module).keys().isdisjoint(("_original_forward", "_is_accelerate_prepared"))
+    if not marked or getattr(forward, "__self__", None) is not module:
+        return False
+    function = forward.__func__
+    while isinstance(getattr(function, "__wrapped__", None), ConvertOutputsToFp32):
+        autocast = function.__wrapped__.model_forward
+        function = getattr(autocast, "__wrapped__", None)
+    # `unwrap_model(keep_fp32_wrapper=False)` leaves what is inside the decorators of the class's function too.
+    own: Any = type(module).forward
+    while own is not function and hasattr(own, "__wrapped__"):
+        own = own.__wrapped__
+    return own is function
+
+
+def _undo_preparing(modules: list[nn.Module]) -> None:
+    """Take accelerate's mixed precision off, so that the next `accelerator.prepare` puts it on again."""
+    for module in modules:
+        for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
+            vars(module).pop(name, None)
+    if modules:
+        logger.warning_once(
+            "accelerate (which the Trainer uses) had put mixed precision around the model's forward, that of the class "
+            "the model had before. It was taken off. Prepare the model again to train on; a new Trainer does so."
+        )
 
 
 def _wrapper(model: Any) -> str | None:
@@ -249,7 +295,7 @@ def _outermost(model: Any, wanted: Callable[[nn.Module], bool]) -> str:
 
 def _expression(path: str) -> str:
     """A module's path as a user writes it: ``model[0].auto_model``."""
-    return "model" + "".join(f"[{name}]" if name.isdecimal() else f".{name}" for name in path.split("."))
+    return "model" + "".join(f"[{name}]" if name.isdecimal() else f".{name}" for name in path.split(".") if name)
 
 
 def own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:

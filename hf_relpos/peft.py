@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # What the modules with added parameters are called: those of the attention layers, and the gate on a native table.
 MODULES = ("relpos", "relpos_gate")
 
+# What PEFT puts behind the path of a module that it saves whole.
+_WRAPPED = re.compile(r"\.(original_module|modules_to_save\.[^.]+)$")
+
 # How the entry of `modules_to_save` begins that names no module, but tells which patch the adapter was trained on.
 PATCH_ENTRY = "relpos patch: "
 
@@ -44,6 +47,9 @@ def peft_modules_to_save(model: nn.Module) -> list[str]:
     The last entry names no module: it is the patch itself, as JSON. PEFT saves it with the adapter's config, and
     putting the adapter on a model that is not patched, or patched otherwise, is refused.
 
+    PEFT goes by how the path of a module ends. Where that would also catch a module of the user's
+    (``self.bert_relpos = ...``), whole paths are returned instead of names.
+
     Args:
         model: a patched model, or one that contains patched models.
 
@@ -51,7 +57,7 @@ def peft_modules_to_save(model: nn.Module) -> list[str]:
         The names of the modules, and one entry per patch.
 
     Raises:
-        PatchStateError: if nothing in the model is patched.
+        PatchStateError: if nothing in the model is patched, or PEFT would take another module for an added one.
     """
     patches = _patches_of(model)
     if not patches:
@@ -59,10 +65,28 @@ def peft_modules_to_save(model: nn.Module) -> list[str]:
             f"{type(model).__name__} is not patched, so there is nothing to save with an adapter. Call patch_model "
             "first, then make the adapter."
         )
-    found = {path.rpartition(".")[2] for path, _ in model.named_modules()}
-    return [name for name in MODULES if name in found] + [
-        PATCH_ENTRY + json.dumps(patch.to_dict(), sort_keys=True) for patch in patches
-    ]
+    return _names_of_added(model) + [PATCH_ENTRY + json.dumps(patch.to_dict(), sort_keys=True) for patch in patches]
+
+
+def _names_of_added(model: nn.Module) -> list[str]:
+    """Names by which PEFT finds the added modules and no others: as short as possible."""
+    from hf_relpos import wiring  # a patched model has imported it
+
+    paths = list(dict.fromkeys(_WRAPPED.sub("", path) for path, _ in wiring.added_modules(model)))
+    others = [path for path, _ in model.named_modules() if path not in paths]
+    last = {path.rpartition(".")[2] for path in paths}
+    names = [name for name in MODULES if name in last]
+    if not any(other.endswith(name) for other in others for name in names):
+        return names
+    whole = [path.removeprefix("base_model.model.") for path in paths]
+    for name in whole:
+        for other in others:
+            if other.endswith(name):
+                raise PatchStateError(
+                    f"{type(model).__name__} has a module {other!r} that PEFT would train and save in full: its path "
+                    f"ends like {name!r}, which the patch has added. Give it a name that does not end with {name!r}."
+                )
+    return whole
 
 
 def register() -> None:

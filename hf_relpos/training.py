@@ -18,10 +18,10 @@ from transformers.utils import logging
 
 from hf_relpos import patching, wiring
 from hf_relpos.errors import PatchStateError
-from hf_relpos.gates import HeadGate
+from hf_relpos.gates import HeadGate, TokenGate
 from hf_relpos.layer import RelPosLayer
 from hf_relpos.models import RelPosModelMixin, patched_class
-from hf_relpos.positions import GatedTable
+from hf_relpos.positions import GatedTable, NativeGate
 from hf_relpos.resuming import check_checkpoint
 
 logger = logging.get_logger(__name__)
@@ -92,9 +92,10 @@ def _groups(
         "gates": {"lr": relpos_lr, "weight_decay": 0.0},
     }
     members: dict[str, list[nn.Parameter]] = {kind: [] for kind in settings}
+    added = {id(parameter): owner for _, owner, parameter in wiring.added_parameters(model)}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            members[_kind(name, decayed)].append(parameter)
+            members[_kind(name, added.get(id(parameter)), decayed)].append(parameter)
     if not members["tables"] and not members["gates"]:
         raise PatchStateError(_nothing_to_train(model))
     return [{"params": members[kind], **settings[kind]} for kind in settings if members[kind]]
@@ -105,15 +106,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _kind(name: str, decayed: Collection[str]) -> str:
-    if "relpos" in name:
-        return "gates" if _is_gate(name) else "tables"
+def _kind(name: str, owner: nn.Module | None, decayed: Collection[str]) -> str:
+    """The group of a parameter, by its name and, if it was added, the module that has it."""
+    if owner is not None:
+        return "gates" if isinstance(owner, (NativeGate, HeadGate, TokenGate)) else "tables"
     return "pretrained, decayed" if name in decayed else "pretrained"
-
-
-def _is_gate(name: str) -> bool:
-    """Whether an added parameter belongs to a gate: on a native table, per head or per token."""
-    return "relpos_gate" in name or ".gate." in name.partition("relpos")[2]
 
 
 def _nothing_to_train(model: nn.Module) -> str:
@@ -216,19 +213,18 @@ def relpos_measures(model: nn.Module) -> dict[str, float]:
     """
     measures = {}
     with torch.no_grad():
-        for path, module in model.named_modules():
-            for name, parameter in module.named_parameters(prefix=_short(path), recurse=False):
-                if "relpos" not in name or ".original_module." in path + ".":
-                    continue
-                value = _whole(parameter).float()
-                if isinstance(module, HeadGate):
-                    measures[f"relpos/{name}_mean"] = value.mean().item()
-                    measures[f"relpos/{name}_min"] = value.min().item()
-                    measures[f"relpos/{name}_max"] = value.max().item()
-                elif "relpos_gate" in name:
-                    measures[f"relpos/{name}"] = value.mean().item()
-                else:
-                    measures[f"relpos/{name}_norm"] = value.norm().item()
+        for path, owner, parameter in wiring.added_parameters(model):
+            if ".original_module." in path:
+                continue
+            name, value = _short(path), _whole(parameter).float()
+            if isinstance(owner, HeadGate):
+                measures[f"relpos/{name}_mean"] = value.mean().item()
+                measures[f"relpos/{name}_min"] = value.min().item()
+                measures[f"relpos/{name}_max"] = value.max().item()
+            elif isinstance(owner, NativeGate):
+                measures[f"relpos/{name}"] = value.mean().item()
+            else:
+                measures[f"relpos/{name}_norm"] = value.norm().item()
     return measures
 
 
@@ -240,7 +236,7 @@ def _whole(parameter: nn.Parameter) -> Tensor:
 
 
 def _short(path: str) -> str:
-    """A module's path without what PEFT and DDP put into it."""
+    """A path without what PEFT and DDP put into it."""
     parts = path.split(".modules_to_save.")
     shortened = ".".join([parts[0], *(part.partition(".")[2] for part in parts[1:])]).rstrip(".")
     return shortened.removeprefix("module.").removeprefix("base_model.model.")
@@ -421,8 +417,8 @@ def _why_not(model: nn.Module) -> str:
 
 
 def _native_gates(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, parameter in model.named_parameters():
-        if ".relpos_gate" in name:
+    for name, owner, parameter in wiring.added_parameters(model):
+        if isinstance(owner, NativeGate):
             yield name, parameter
 
 

@@ -9,11 +9,21 @@ import pickle
 
 import pytest
 import tiny
+import torch
 import transformers
 from tiny import FAMILIES, GATES, NATIVE, SCHEMES, build, choices, patched
 
 import hf_relpos
-from hf_relpos import ClippedBias, RelPosConfig, Shaw, T5Bias, patch_model
+from hf_relpos import (
+    ClippedBias,
+    PatchStateError,
+    RelPosConfig,
+    Shaw,
+    T5Bias,
+    UnsupportedModelError,
+    is_patched,
+    patch_model,
+)
 
 EVERYTHING = RelPosConfig(
     [Shaw(3, rank=2, init="trunc_normal", init_std=0.1), T5Bias(8, 6), ClippedBias(5)],
@@ -126,3 +136,75 @@ def test_model_type_follows_the_class_also_in_a_loaded_config(family, tmp_path):
     again = hf_relpos.unpatch_model(type(model).from_pretrained(tmp_path / "patched"))
     assert loaded.config.model_type == type(model.config).model_type == f"relpos-{type(plain.config).model_type}"
     assert again.config.model_type == type(plain.config).model_type
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", tiny.KINDS)
+def test_plain_config_with_relpos_beside_it_becomes_a_patched_one(family, tmp_path):
+    """As fine-tuning scripts load: the config first, with changes of its own, then the model."""
+    stock = build(family)
+    stock.save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path, num_labels=3)
+    cls = getattr(hf_relpos, f"RelPos{type(stock).__name__}")
+    model = cls.from_pretrained(tmp_path, config=config, relpos=Shaw(4)).eval()
+    assert type(config) is type(stock.config)  # the one given is left as it was
+    assert not hasattr(config, "relpos")
+    assert type(model.config) is cls.config_class
+    assert model.config.num_labels == 3
+    assert model.config.relpos == RelPosConfig(Shaw(4)).to_dict()
+    tiny.assert_close(tiny.logits(model, tiny.inputs(family)), tiny.logits(stock, tiny.inputs(family)))
+    expected = tiny.logits(tiny.fill(model), tiny.inputs(family))
+    model.save_pretrained(tmp_path / "again")
+    again = getattr(transformers, tiny.AUTO_HEAD[family]).from_pretrained(tmp_path / "again")
+    assert type(again) is cls
+    read, written = again.config.to_dict(), model.config.to_dict()
+    assert {**read, "_name_or_path": ""} == {**written, "_name_or_path": ""}
+    assert torch.equal(tiny.logits(again, tiny.inputs(family)), expected)
+    assert is_patched(cls(config, relpos="t5"))
+
+
+def test_plain_config_that_was_read_from_a_patched_folder_gives_a_patched_model(tmp_path):
+    model = patched("bert", "sum", "drop")
+    model.save_pretrained(tmp_path)
+    config = transformers.BertConfig.from_pretrained(tmp_path)
+    assert type(config) is transformers.BertConfig
+    twin = hf_relpos.RelPosBertForMaskedLM.from_pretrained(tmp_path, config=config)
+    assert torch.equal(tiny.logits(twin, tiny.inputs("bert")), tiny.logits(model, tiny.inputs("bert")))
+
+
+def test_relpos_beside_a_patched_config_may_differ_in_the_engine_only(tmp_path):
+    patched("bert", "shaw").save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    load = hf_relpos.RelPosBertForMaskedLM.from_pretrained
+    model = load(tmp_path, config=config, relpos=choices("shaw", engine="eager"))
+    assert (model.config.relpos["engine"], config.relpos["engine"]) == ("eager", "auto")
+    with pytest.raises(PatchStateError, match="only the engine may differ"):
+        load(tmp_path, config=config, relpos="t5")
+
+
+@pytest.mark.core
+def test_config_without_relative_positions_is_an_error_that_says_where_to_give_them(tmp_path):
+    build("bert").save_pretrained(tmp_path)
+    cls, config = hf_relpos.RelPosBertForMaskedLM, tiny.config_of("bert")
+    for call, given in (
+        (lambda: cls(config), "a BertConfig"),
+        (lambda: cls.from_pretrained(tmp_path, config=config), "a BertConfig"),
+        (lambda: cls.from_pretrained(tmp_path), "a RelPosBertConfig"),
+        (lambda: cls(hf_relpos.RelPosBertConfig()), "a RelPosBertConfig"),
+    ):
+        with pytest.raises(PatchStateError) as caught:
+            call()
+        for words in ("RelPosBertForMaskedLM", given, "relpos=Shaw", "RelPosBertConfig.from_pretrained", "patch_model"):
+            assert words in str(caught.value)
+
+
+class OwnBertConfig(transformers.BertConfig):
+    """A config class of a user's own; as the config of a patched model it would lose the attention."""
+
+
+@pytest.mark.parametrize(
+    "config", [transformers.GPT2Config(), hf_relpos.RelPosGPT2Config(relpos="shaw"), OwnBertConfig(), 3]
+)
+def test_config_of_another_class_is_refused_by_name(config):
+    with pytest.raises(UnsupportedModelError, match=rf"{type(config).__name__} .*RelPosBertConfig, or a BertConfig"):
+        hf_relpos.RelPosBertForMaskedLM(config, relpos="shaw")

@@ -275,6 +275,23 @@ class TestRefusals:
         assert stopped.value.code == 2
         assert "whole number of at least 1" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("value", ["-1", str(2**32), "many"])
+    def test_seeds_that_are_none(self, value, capsys):
+        with pytest.raises(SystemExit) as stopped:
+            main(["demo", "--seed", value])
+        assert stopped.value.code == 2
+        assert f"whole number from 0 to {2**32 - 1}" in capsys.readouterr().err
+
+    def test_a_model_that_is_patched_already(self, tokenizer, files, tmp_path, capsys):
+        source = tmp_path / "patched"
+        hf_relpos.patch_model(tiny_classifier(), "shaw").save_pretrained(source)
+        tokenizer.save_pretrained(source)
+        options = ["--max-length", "16", "--output-dir", str(tmp_path / "out")]
+        said = refused(capsys, "--model", str(source), *files, *options)
+        assert "has relative positions already" in said
+        assert "Give --model a model that is not patched" in said
+        assert "unpatch_model" not in said
+
 
 class TestFiles:
     """Reading labelled texts."""

@@ -267,6 +267,21 @@ def test_causal_lm_beyond_trained_length_reports_perplexity_generates_and_reload
     assert again["eval_perplexity"] == pytest.approx(metrics["eval_perplexity"], rel=1e-5)
 
 
+@pytest.mark.parametrize("more", ["", "--schemes none", "--label_smoothing_factor 0.2"])
+def test_perplexity_is_that_of_the_predicted_tokens(run, gpt2, tmp_path, more):
+    """The first token of a block is never predicted, and a block of three makes the difference large."""
+    file = tmp_path / "text.txt"
+    file.write_text(" ".join(random.Random(0).choices(WORDS, k=33)) + "\n")
+    data = f"--validation_file {file} --block_size 3 --per_device_eval_batch_size 4"  # the last batch is not full
+    metrics = run("causal_lm", gpt2, tmp_path / "out", data, "--do_eval", more)
+    tokens = AutoTokenizer.from_pretrained(gpt2)(file.read_text(), return_tensors="pt")["input_ids"].view(-1, 3)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(gpt2).eval()(tokens).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+
+
 @pytest.mark.slow
 def test_seq2seq_generates_reports_metrics_and_reloads(run, t5, tmp_path):
     out = tmp_path / "out"
@@ -486,6 +501,28 @@ def test_wrong_relative_options_are_named(example, values, message):
 def test_wrong_data_options_are_named(example, values, message):
     with pytest.raises(ValueError, match=message):
         example("common").DataArguments(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "least"),
+    [
+        ("text_classification", "--max_train_samples 0", 1),
+        ("text_classification", "--max_eval_samples -1", 1),
+        ("text_classification", "--max_predict_samples -1", 1),
+        ("text_classification", "--max_seq_length 0", 1),
+        ("causal_lm", "--block_size 1", 2),
+        ("causal_lm", "--generate_tokens 0", 1),
+        ("seq2seq", "--max_source_length 0", 1),
+        ("seq2seq", "--max_target_length -2", 1),
+    ],
+)
+def test_numbers_that_are_too_small_end_in_one_line_and_status_2(run, tmp_path, capsys, name, option, least):
+    with pytest.raises(SystemExit) as stopped:
+        run(name, tmp_path, tmp_path / "out", "--train_file t.csv --do_train", option)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{name}.py: error: {option} was given, but it must be a whole number of at least {least}" in said
+    assert said.count("\n") == 1
 
 
 def test_text_files_are_for_the_language_model_only(example):

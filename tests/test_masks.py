@@ -127,6 +127,67 @@ def test_users_own_4d_mask_in_both_stacks_of_t5(family):
     assert_close(dense[real], plain[real])
 
 
+def extended(mask: torch.Tensor, lowest: float | None) -> torch.Tensor:
+    """The classic mask ``[batch, 1, 1, keys]``: bool, or a number added where a key is hidden."""
+    row = mask.bool()[:, None, None]
+    return row if lowest is None else additive(row, lowest)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("lowest", [None, torch.finfo(torch.float32).min, float("-inf")])
+@pytest.mark.parametrize("engine", ["auto", "eager", "blockwise"])
+@pytest.mark.parametrize("scheme", ["sum", "t5"])
+def test_one_row_of_a_4d_mask_is_for_all_queries(scheme, engine, lowest, monkeypatch):
+    monkeypatch.setattr("hf_relpos.engines.blockwise.BLOCK_SCORES", 1)  # several blocks of queries
+    monkeypatch.setattr("hf_relpos.engines.blockwise.LEAST_QUERIES", 4)
+    model, batch = patched("bert", scheme, "gate", "token", torch.float64, engine=engine), tiny.inputs("bert")
+    real, given = batch["attention_mask"].bool(), extended(batch["attention_mask"], lowest)
+    assert not real.all()
+    expected = tiny.logits(model, batch)
+    assert_close(tiny.logits(model, {**batch, "attention_mask": given})[real], expected[real])
+    with torch.no_grad():
+        states = model.bert.encoder(model.bert.embeddings(batch["input_ids"]), attention_mask=given)[0]
+        assert_close(model.cls(states)[real], expected[real])
+
+
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
+def test_one_row_of_a_4d_mask_in_the_encoder_and_the_cross_attention_of_t5(family):
+    model, batch = patched(family, "sum", "gate", "token", torch.float64), tiny.inputs(family)
+    for lowest in (None, torch.finfo(torch.float32).min):
+        given = {**batch, "attention_mask": extended(batch["attention_mask"], lowest)}
+        assert_close(tiny.logits(model, given), tiny.logits(model, batch))
+
+
+@pytest.mark.parametrize("family", ["bert-decoder", "gpt2"])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_one_row_of_a_4d_mask_with_cached_keys_equals_its_rows_written_out(family, queries):
+    """It is all there is to the mask, as in a model that is not patched: nothing is causal by itself."""
+    ids, kept = tiny.tokens(2, 9), 9 - queries
+    real = torch.ones(2, 9, dtype=torch.long)
+    real[0, :2] = 0
+    for model in (build(family, dtype=torch.float64), patched(family, "sum", "gate", "token", torch.float64)):
+        logits = []
+        for mask in (
+            extended(real, None),
+            extended(real, float("-inf")),
+            extended(real, None).expand(-1, -1, queries, -1),
+        ):
+            with torch.no_grad():
+                cache = tiny.cache_of(model(ids[:, :kept], use_cache=True))
+                rest = {"attention_mask": mask, "position_ids": torch.arange(kept, 9)[None]}
+                logits.append(model(ids[:, kept:], **rest, **tiny.caching(model, cache)).logits)
+        assert_close(logits[0], logits[2])
+        assert_close(logits[1], logits[2])
+
+
+@pytest.mark.parametrize("family", ["bert", "bert-decoder", "gpt2"])
+def test_one_row_of_a_4d_mask_does_what_it_does_in_the_stock_model(family):
+    stock, batch = build(family, dtype=torch.float64), tiny.inputs(family)
+    given = {**batch, "attention_mask": extended(batch["attention_mask"], None)}
+    expected = tiny.logits(stock, given)
+    assert_close(tiny.logits(patch_model(stock, choices("sum")), given), expected)
+
+
 @few("bert-decoder", "gpt2")
 def test_users_own_4d_mask_with_cached_keys_places_the_queries_last(family, scheme, native, gate):
     model, ids = patched(family, scheme, native, gate, torch.float64), tiny.tokens(2, 9)
@@ -180,7 +241,7 @@ def test_window_and_packed_sequences_act_together():
 @pytest.mark.parametrize("family", ["bert", "bert-decoder", "gpt2"])
 @pytest.mark.parametrize(
     "shape",
-    [(3, 7), (3, 12), (2, 11), (3, 1, 11, 7), (3, 1, 7, 11), (3, 5, 11, 11), (2, 1, 11, 11), (3, 1, 1, 11)],
+    [(3, 7), (3, 12), (2, 11), (3, 1, 11, 7), (3, 1, 7, 11), (3, 5, 11, 11), (2, 1, 11, 11), (3, 1, 1, 7)],
 )
 def test_mask_of_a_wrong_shape_is_a_value_error_that_names_both_shapes(family, shape):
     """Also a mask that is too long: cropping it would hide the wrong tokens."""

@@ -14,6 +14,7 @@ from torch import nn
 
 import hf_relpos
 from hf_relpos import ClippedBias, RelPosConfig, Shaw, T5Bias, is_patched, patch_model, unpatch_model
+from hf_relpos.attention import relpos_of
 
 
 def check_against_reference(family: str, config: RelPosConfig, **arguments: int) -> None:
@@ -289,6 +290,64 @@ def test_shared_layers_stay_shared_after_a_deep_copy_and_a_change_of_dtype(famil
                 module.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         tiny.logits(other, tiny.inputs(family))
         assert len(calls) == stacks * tiny.LAYERS
+
+
+def stacks_asked(model: nn.Module) -> set[str]:
+    """The paths of the modules whose `relpos` the self-attentions of a model use; None for one outside it."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    return {paths.get(id(relpos_of(attention))) for _, attention in tiny.self_attentions(model)}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_copied_layer_uses_the_shared_tables_of_its_model(family, tmp_path):
+    """Depth up-scaling: deep copies of single layers are appended."""
+    model = patched(family, "sum", "gate", "token", share_layers=True)
+    shared = stacks_asked(model)
+    names = {name for name in tiny.added(model) if "relpos_gate" not in name}
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList) and all(any(tiny.self_attentions(layer)) for layer in module):
+            layer = copy.deepcopy(module[1])
+            for part in layer.modules():
+                if hasattr(part, "layer_idx"):
+                    part.layer_idx = tiny.LAYERS
+            module.append(layer)
+    for part in model.modules():
+        for name in ("num_hidden_layers", "num_decoder_layers"):  # the stacks of T5 have configs of their own
+            if isinstance(part, transformers.PreTrainedModel) and hasattr(part.config, name):
+                setattr(part.config, name, tiny.LAYERS + 1)
+    assert stacks_asked(model) == shared
+    assert {name for name in tiny.added(model) if "relpos_gate" not in name} == names
+    tiny.train(model, family)
+    batch = tiny.inputs(family)
+    logits = tiny.logits(model, batch)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(tiny.logits(loaded, batch), logits)
+    twin = copy.deepcopy(model)
+    assert stacks_asked(twin) == shared
+    assert not any("_relpos_stack" in vars(module) for module in unpatch_model(model).modules())
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
+@pytest.mark.parametrize("first", ["layers", "model"])
+def test_a_copy_shares_its_own_tables_in_whatever_order_it_is_made(first, way, tmp_path):
+    """A layer may be met before the model it belongs to."""
+    model = patched("bert", "sum", share_layers=True)
+    whole = nn.ModuleDict({"layers": model.bert.encoder.layer, "model": model})
+    whole = nn.ModuleDict({first: whole[first], **whole})
+    if way == "deepcopy":
+        twin = copy.deepcopy(copy.deepcopy(whole))
+    elif way == "pickle":
+        twin = pickle.loads(pickle.dumps(copy.deepcopy(whole)))
+    else:
+        torch.save(whole, tmp_path / "whole.pt")
+        twin = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert stacks_asked(twin["model"]) == {"bert.relpos"}
+    batch = tiny.inputs("bert")
+    fill(model, seed=7)
+    fill(twin["model"], seed=7)
+    assert torch.equal(tiny.logits(twin["model"], batch), tiny.logits(model, batch))
 
 
 @pytest.mark.core

@@ -75,6 +75,47 @@ def test_names_reach_every_added_parameter_and_nothing_else():
                 assert not any(path.endswith(patch) for path, _ in model.named_modules())
 
 
+class Around(nn.Module):
+    """A user's model around a patched one, under a name of the user's choice."""
+
+    def __init__(self, name, inner):
+        super().__init__()
+        self.add_module(name, inner)
+        self.name = name
+
+    def forward(self, **batch):
+        return getattr(self, self.name)(**batch)
+
+
+@pytest.mark.parametrize("share_layers", [False, True])
+@pytest.mark.parametrize("name", ["inner", "bert_relpos", "relpos", "relpos_gate"])
+def test_adapter_trains_what_was_added_whatever_the_user_calls_the_model(name, share_layers, tmp_path):
+    def base(seed):
+        return Around(name, fill(patched("bert", "sum", share_layers=share_layers), seed))
+
+    first = base(1)
+    model = get_peft_model(first, lora(first, target_modules=["query"]))
+    trained = {
+        parameter_name.replace(".modules_to_save.default", "").removeprefix("base_model.model.")
+        for parameter_name, parameter in model.named_parameters()
+        if parameter.requires_grad and "lora_" not in parameter_name
+    }
+    assert trained == {f"{name}.{added}" for added in tiny.added(patched("bert", "sum", share_layers=share_layers))}
+    assert len([path for path, _ in model.named_modules() if path.endswith("lora_A")]) == tiny.LAYERS
+    assert peft_modules_to_save(model) == peft_modules_to_save(first)
+    tiny.train(model, "bert", steps=1)
+    model.save_pretrained(tmp_path)
+    reloaded = PeftModel.from_pretrained(base(9), tmp_path)
+    assert tiny.differ(logits(reloaded, inputs("bert")), logits(model, inputs("bert"))) == 0
+
+
+def test_a_module_that_peft_cannot_tell_from_ours_is_named():
+    model = patched("bert", cls="BertModel", share_layers=True)
+    model.my_relpos = nn.Linear(2, 2)
+    with pytest.raises(PatchStateError, match=r"BertModel has a module 'my_relpos' .* does not end with 'relpos'"):
+        peft_modules_to_save(model)
+
+
 def test_unpatched_model_has_nothing_to_save():
     with pytest.raises(PatchStateError, match=r"BertForMaskedLM is not patched.* Call patch_model first"):
         peft_modules_to_save(build("bert"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -248,6 +249,41 @@ def test_pipeline_for_features_and_tokens(tmp_path):
     saved("bert", tmp_path, cls="BertForTokenClassification")
     out = transformers.pipeline("token-classification", model=str(tmp_path), device="cpu")(text)
     assert len(out) == 3
+
+
+# A patched model inside a user's own
+
+
+README = Path(hf_relpos.__file__).parents[1] / "README.md"
+
+
+@pytest.mark.skipif(not README.exists(), reason="needs the repository")
+def test_patched_model_inside_a_users_own_does_what_the_readme_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stock = build("bert", cls="BertModel")
+    stock.save_pretrained("bert-base-uncased")
+    section = README.read_text(encoding="utf-8").split("### Inside a model of your own")[1].split("\n### ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 2
+    names = {"__name__": __name__, "torch": torch}
+    for block in blocks:
+        exec(block, names)
+    ids, tagger, encoder = tiny.tokens(2, 9), names["tagger"].eval(), names["encoder"].eval()
+    assert type(tagger.config) is hf_relpos.RelPosBertConfig
+    assert tagger.config.num_labels == 5
+    with torch.no_grad():
+        for inner in (tagger.bert, encoder.bert):  # fresh patches, saved and loaded
+            assert type(inner) is hf_relpos.RelPosBertModel
+            tiny.assert_close(inner(ids)[0], stock(ids)[0])
+        # And what is learned comes back.
+        expected = fill(tagger)(ids)
+        tagger.save_pretrained("my-tagger")
+        assert torch.equal(type(tagger).from_pretrained("my-tagger").eval()(ids), expected)
+        torch.save(fill(encoder).state_dict(), "encoder.pt")
+        twin = type(encoder)().eval()
+        twin.load_state_dict(torch.load("encoder.pt"))
+        assert torch.equal(twin.bert(ids)[0], encoder.bert(ids)[0])
+        assert tiny.differ(twin.bert(ids)[0], stock(ids)[0]) > 1e-3
 
 
 def test_public_names_are_listed_and_misspelt_ones_are_not_there():

@@ -85,6 +85,49 @@ def test_an_edited_config_is_noticed_before_it_is_reported_or_saved(tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.parametrize("native", ["gate", "drop"])
+@pytest.mark.parametrize(
+    ("family", "path"), [("bert", "bert.embeddings.position_embeddings"), ("gpt2", "transformer.wpe")]
+)
+def test_a_native_table_replaced_after_the_patch_is_noticed_before_it_is_reported_or_saved(
+    family, path, native, tmp_path
+):
+    model = patched(family, native=native)
+    owner, _, name = path.rpartition(".")
+    setattr(model.get_submodule(owner), name, torch.nn.Embedding(tiny.POSITIONS, tiny.HIDDEN))
+    for use in (hf_relpos.patch_report, lambda model: model.save_pretrained(tmp_path / "model")):
+        with pytest.raises(
+            PatchStateError, match=f"native='{native}', .* at '{path}' is not .*: it was put there after"
+        ):
+            use(model)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_native_bias_replaced_after_the_patch_is_noticed():
+    model = patched("t5")
+    attention = model.decoder.block[0].layer[0].SelfAttention
+    attention.relative_attention_bias = torch.nn.Embedding(8, tiny.HEADS)
+    with pytest.raises(PatchStateError, match=r"at 'decoder.block.0.layer.0.SelfAttention.relative_attention_bias'"):
+        hf_relpos.patch_report(model)
+
+
+def test_a_native_table_replaced_where_it_was_kept_is_the_users_own_affair(tmp_path):
+    model = patched("bert", native="keep")
+    model.bert.embeddings.position_embeddings = torch.nn.Embedding(tiny.POSITIONS, tiny.HIDDEN)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(loaded, inputs("bert")), logits(model, inputs("bert")))
+
+
+def test_a_layer_that_shares_with_another_model_is_noticed_before_it_is_saved(tmp_path):
+    model, other = (patched("gpt2", share_layers=True) for _ in range(2))
+    model.transformer.h[1] = copy.deepcopy(other.transformer.h[1])
+    with pytest.raises(PatchStateError, match=r"of another model, at 'transformer.h.1.attn'"):
+        model.save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    other.save_pretrained(tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     "other", [RelPosConfig(T5Bias()), RelPosConfig(Shaw(4), layers=[0]), RelPosConfig(Shaw(4), gate="none")]
 )
@@ -115,7 +158,7 @@ def test_unpatching_is_refused_while_something_else_holds_the_pieces():
     with pytest.raises(PatchStateError, match="are wrapped"):
         unpatch_model(adapted.base_model.model)
     hooked = accelerate.cpu_offload(patch_model(build("bert"), Shaw(4)), torch.device("cpu"))
-    with pytest.raises(UnsupportedModelError, match="Unpatch the model first"):
+    with pytest.raises(UnsupportedModelError, match=r"Unpatch the model first. Or save it .*`del model.*\.forward`"):
         unpatch_model(hooked)
 
 

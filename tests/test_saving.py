@@ -341,3 +341,21 @@ def test_clipped_bias_default_survives_a_reload(tmp_path):
     model.save_pretrained(tmp_path)
     twin = load(transformers.AutoModelForCausalLM, tmp_path)
     assert_equal_models(model, twin, tiny.inputs("gpt2"))
+
+
+@pytest.mark.parametrize("share_layers", [False, True])
+@pytest.mark.parametrize("kept", [[0, 1], [1, 2], [0, 2, 1]])
+def test_layers_removed_or_moved_after_patching_are_refused_when_saved(
+    kept: list[int], share_layers: bool, tmp_path: Path
+):
+    model = patch_model(
+        build("bert", num_hidden_layers=3), RelPosConfig("shaw", layers=[0, 2], share_layers=share_layers)
+    )
+    layers = model.bert.encoder.layer
+    model.bert.encoder.layer = torch.nn.ModuleList(layers[place] for place in [2, 1, 0])
+    model.save_pretrained(tmp_path / "same")  # those that act are still 0 and 2
+    model.bert.encoder.layer = torch.nn.ModuleList(layers[place] for place in kept)
+    model.config.num_hidden_layers = len(kept)
+    with pytest.raises(PatchStateError, match=r"layers=\[0, 2\]"):
+        model.save_pretrained(tmp_path / "cut")
+    assert not (tmp_path / "cut").exists()

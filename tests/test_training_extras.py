@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import types
 
 import pytest
 import tiny
@@ -21,6 +23,7 @@ from hf_relpos import (
     RelPosLoggingCallback,
     RelPosTrainerMixin,
     Shaw,
+    UnsupportedModelError,
     patch_model,
     patch_report,
     peft_modules_to_save,
@@ -162,6 +165,40 @@ def test_mixin_refuses_a_second_say_on_the_groups(tmp_path):
     )
     with pytest.raises(ValueError, match="makes its parameter groups itself"):
         one.create_optimizer()
+
+
+class Around(nn.Module):
+    """A user's model around a patched one, under a name of the user's choice."""
+
+    def __init__(self, name, inner):
+        super().__init__()
+        self.add_module(name, inner)
+
+
+@pytest.mark.parametrize("name", ["bert_relpos", "relpos", "relpos_gate"])
+def test_a_model_that_the_user_calls_like_ours_is_no_table(name, tmp_path):
+    inner = patched("bert", "sum", gate="token")
+    model = Around(name, inner)
+    alone = relpos_param_groups(inner, lr=1e-4, weight_decay=0.1)
+    inside = relpos_param_groups(model, lr=1e-4, weight_decay=0.1)
+    one = trainer(model, "bert", tmp_path, RelPosTrainer, weight_decay=0.1, learning_rate=1e-4)
+    groups = one.create_optimizer().param_groups
+    for expected, found, ours in zip(alone, inside, groups, strict=True):
+        assert (
+            [id(p) for p in found["params"]] == [id(p) for p in ours["params"]] == [id(p) for p in expected["params"]]
+        )
+        assert (found["lr"], found["weight_decay"]) == (expected["lr"], expected["weight_decay"])
+        assert (ours["lr"], ours["weight_decay"]) == (expected["lr"], expected["weight_decay"])
+    assert relpos_measures(model) == {
+        key.replace("relpos/", f"relpos/{name}.", 1): value for key, value in relpos_measures(inner).items()
+    }
+
+
+def test_a_layer_that_the_user_calls_like_ours_is_not_counted_as_added():
+    model = patched("bert")
+    added = patch_report(model).added
+    model.relpos_head = nn.Linear(2, 2)
+    assert patch_report(model).added == added
 
 
 # Logging
@@ -459,3 +496,88 @@ def test_gate_of_a_bfloat16_model_follows_the_schedule(tmp_path):
     annealed("bert", tmp_path, model, watch, max_steps=10)[1].train()
     assert [gates[0] for gates in watch.gates] == pytest.approx([max(0, 1 - step / 8) for step in range(10)])
     assert model.config.relpos["native"] == "drop"
+
+
+# Mixed precision
+
+
+def bf16_trained(model, family, folder, times=1):
+    """A model as the Trainer leaves it after training under autocast: accelerate's forward is still on it."""
+    for _ in range(times):
+        trainer(model, family, folder, bf16=True, max_steps=1).train()
+    assert "forward" in vars(model)
+    return model.eval()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", KINDS)
+def test_a_model_trained_in_mixed_precision_is_unpatched(family, tmp_path, caplog):
+    model = bf16_trained(patched(family, "sum"), family, tmp_path, times=2)
+    stock = build(family)
+    transformers.utils.logging.enable_propagation()
+    transformers.utils.logging.get_logger("hf_relpos").warning_once.__func__.cache_clear()
+    try:
+        unpatch_model(model)
+    finally:
+        transformers.utils.logging.disable_propagation()
+    assert "accelerate (which the Trainer uses) had put mixed precision" in caplog.text
+    assert type(model) is type(stock)
+    assert not {"forward", "_original_forward"} & vars(model).keys()
+    stock.load_state_dict(model.state_dict())
+    batch = inputs(family)
+    assert torch.equal(logits(tiny.mended(model), batch), logits(tiny.mended(stock), batch))
+    bf16_trained(model, family, tmp_path)  # not taken for a model that has its mixed precision already
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", KINDS)
+def test_a_baseline_trained_in_mixed_precision_is_patched(family, tmp_path):
+    model = bf16_trained(build(family), family, tmp_path)
+    stock = build(family)
+    stock.load_state_dict(model.state_dict())
+    patch_model(model, choices("sum"))
+    batch = inputs(family)
+    tiny.assert_close(logits(model, batch), logits(stock, batch))
+    assert tiny.differ(logits(tiny.fill(model), batch), logits(stock, batch)) > 1e-3
+    bf16_trained(model, family, tmp_path)
+
+
+def test_what_is_left_of_mixed_precision_after_unwrapping_is_taken_off_too(tmp_path):
+    one = trainer(patched("bert"), "bert", tmp_path, bf16=True, max_steps=1)
+    one.train()
+    model = one.accelerator.unwrap_model(one.model, keep_fp32_wrapper=False)
+    assert "forward" in vars(model)
+    assert "_original_forward" not in vars(model)
+    assert "forward" not in vars(unpatch_model(model))
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["inside", "around"])
+def test_a_users_own_forward_stays_refused_beside_mixed_precision(around, tmp_path):
+    model = patched("bert")
+
+    def replace_forward():
+        given = model.forward.__func__
+
+        @functools.wraps(given)
+        def own(self, *args, **kwargs):
+            return given(self, *args, **kwargs)
+
+        model.forward = types.MethodType(own, model)
+
+    if not around:
+        replace_forward()
+    bf16_trained(model, "bert", tmp_path)
+    if around:
+        replace_forward()
+    before = dict(vars(model))
+    with pytest.raises(UnsupportedModelError, match=r"save it with save_pretrained, .*`del model.forward`"):
+        unpatch_model(model)
+    assert vars(model).keys() == before.keys()
+
+
+def test_a_wrong_choice_leaves_mixed_precision_on(tmp_path):
+    model = bf16_trained(build("bert"), "bert", tmp_path)
+    forward = vars(model)["forward"]
+    with pytest.raises(ValueError, match="layers"):
+        patch_model(model, RelPosConfig(Shaw(3), layers=[7]))
+    assert vars(model)["forward"] is forward

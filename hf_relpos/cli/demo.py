@@ -176,7 +176,7 @@ def _load_model(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[st
     """The classifier with a new head, the same one for the same seed."""
     set_seed(seed)
     with _loading(source):
-        return AutoModelForSequenceClassification.from_pretrained(
+        model = AutoModelForSequenceClassification.from_pretrained(
             source,
             local_files_only=_is_local(source),
             id2label=dict(enumerate(labels)),
@@ -184,6 +184,12 @@ def _load_model(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[st
             pad_token_id=tokenizer.pad_token_id,
             dtype=torch.float32,
         )
+    if hf_relpos.is_patched(model):
+        raise CommandError(
+            f"The model {source!r} has relative positions already, but the demo compares a model without them with its "
+            "patched self. Give --model a model that is not patched."
+        )
+    return model
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def add_command(commands: Any) -> None:
     patch.add_argument("--native", default="gate", help="pretrained positions: keep, gate, drop (%(default)s)")
     patch.add_argument("--gate", default="head", help="gate on the relative terms: none, head, token (%(default)s)")
     training = parser.add_argument_group("training")
-    training.add_argument("--seed", type=int, default=0, metavar="N", help="seed of everything random (%(default)s)")
+    training.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of everything random (%(default)s)")
     for name, described in (
         ("max_steps", "training steps"),
         ("max_length", "tokens after which a text is cut off"),
@@ -71,12 +71,21 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _positive(text: str) -> int:
+    return _whole(text, 1, None, "of at least 1")
+
+
+def _seed(text: str) -> int:
+    """A seed that Python, NumPy and PyTorch all take."""
+    return _whole(text, 0, 2**32 - 1, f"from 0 to {2**32 - 1}")
+
+
+def _whole(text: str, least: int, most: int | None, allowed: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} given, but it must be a whole number of at least 1")
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        raise argparse.ArgumentTypeError(f"{text!r} given, but it must be a whole number {allowed}")
     return number
 
 

@@ -24,6 +24,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from hf_relpos import wiring
 from hf_relpos.cli.data import Example
 from hf_relpos.metrics import load_metric
 
@@ -242,15 +243,16 @@ def predict_logits(
 
 def added_parameters(model: PreTrainedModel) -> int:
     """How many parameters a patch has added to the model."""
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if "relpos" in name)
+    return sum(parameter.numel() for _, _, parameter in wiring.added_parameters(model))
 
 
 def _optimizer(model: PreTrainedModel, settings: Settings) -> torch.optim.Optimizer:
     """AdamW; the parameters that a patch adds have a learning rate of their own."""
+    added_names = {name for name, _, _ in wiring.added_parameters(model)}
     groups: dict[bool, list[torch.nn.Parameter]] = {False: [], True: []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups["relpos" in name].append(parameter)
+            groups[name in added_names].append(parameter)
     rates = {False: settings.learning_rate, True: settings.added_learning_rate}
     return torch.optim.AdamW(
         [{"params": members, "lr": rates[added]} for added, members in groups.items() if members],
