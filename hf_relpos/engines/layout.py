@@ -233,6 +233,17 @@ def empty_like(states: Tensor) -> Tensor:
     return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
+def scratch_like(name: str, states: Tensor) -> Tensor:
+    """Scratch memory for states, laid out as by :func:`empty_like`."""
+    batch, heads, count, dim = states.shape
+    return scratch(name, states, batch, count, heads, dim).transpose(1, 2)
+
+
+def dots(left: Tensor, right: Tensor) -> Tensor:
+    """The dot products of two vectors of each query, ``[batch, heads, queries]``."""
+    return torch.mul(left, right, out=scratch_like("products", left)).sum(-1)
+
+
 def product(name: str, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
     """The dot products of all pairs times a factor, ``[items, rows, columns]``, in scratch memory."""
     return matmul(name, left, right.transpose(1, 2), factor)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_relpos.engines import fused
-from hf_relpos.engines.layout import Inputs
+from hf_relpos.engines.layout import Inputs, scratch_like
 from hf_relpos.engines.tiles import Tail
 
 
@@ -48,7 +48,7 @@ def attend(
     right_output, right_log_sum = of_side[True]
     if right_number is not None:
         right_log_sum += right_number
-    _add_right_value(inputs, right_output, 1.0)
+    add_value(right_output, _right_value(inputs), inputs.tables.gate, 1.0)
     merge(output, log_sum, right_output, right_log_sum)
     return right_output, right_log_sum
 
@@ -78,8 +78,10 @@ def backward(
     left_number = inputs.constant(right=False)
     of_side = {False: (output, log_sum if left_number is None else log_sum - left_number)}
     if not inputs.plan.causal:
-        has_value = inputs.tables.value is not None
-        right_output = _add_right_value(inputs, output.clone(), -1.0) if has_value else output
+        right_output = output
+        if inputs.tables.value is not None:
+            right_output = scratch_like("right output", output).copy_(output)
+            add_value(right_output, _right_value(inputs), inputs.tables.gate, -1.0)
         of_side[True] = right_output, log_sum if right_number is None else log_sum - right_number
     for tail in inputs.plan.tails():
         side_output, side_log_sum = of_side[tail.right]
@@ -114,11 +116,14 @@ def _mask(inputs: Inputs, tail: Tail) -> Tensor | None:
     return inputs.hidden[..., tail.keys].expand(-1, 1, tail.queries.stop - tail.queries.start, -1)
 
 
-def _add_right_value(inputs: Inputs, output: Tensor, factor: float) -> Tensor:
-    """Add the value vector of all pairs of right tails, times a factor, in place."""
-    table, gate = inputs.tables.value, inputs.tables.gate
-    if table is None:
-        return output
-    if gate is None:
-        return output.add_(table[:, -1:], alpha=factor)
-    return output.addcmul_(table[:, -1:], gate.unsqueeze(-1), value=factor)
+def _right_value(inputs: Inputs) -> Tensor | None:
+    """The value vector of all pairs of right tails, ``[heads, 1, dim]``."""
+    return None if inputs.tables.value is None else inputs.tables.value[:, -1:]
+
+
+def add_value(output: Tensor, value: Tensor | None, gate: Tensor | None, factor: float) -> None:
+    """Add a value vector per head to an output, times its gate and a factor, in place; nothing if it is None."""
+    if value is not None and gate is None:
+        output.add_(value, alpha=factor)
+    elif value is not None and gate is not None:
+        output.addcmul_(value, gate.unsqueeze(-1), value=factor)

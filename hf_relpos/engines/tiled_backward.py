@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from hf_relpos.engines import tails
-from hf_relpos.engines.layout import Inputs, Part, empty_like, matmul, product, softmax, times
+from hf_relpos.engines.layout import (
+    Inputs,
+    Part,
+    dots,
+    empty_like,
+    matmul,
+    product,
+    scratch_like,
+    softmax,
+    times,
+)
 from hf_relpos.engines.tables import Tables
 from hf_relpos.engines.tiled_forward import Statistics
 from hf_relpos.engines.tiles import HIDDEN, Tile, scratch, skewed_part
@@ -56,8 +66,9 @@ class Backward:
             self.by_far = times(grad @ tables.far_value.unsqueeze(-1), tables.gate)
         elif tables.far_value is not None:
             # Weights sum to one: a value vector that all pairs share changes nothing but the output.
-            self.output = statistics.output - times(tables.far_value.unsqueeze(1), tables.gate)
-        self.expected = (grad * self.output).sum(-1)
+            self.output = scratch_like("core output", statistics.output).copy_(statistics.output)
+            tails.add_value(self.output, tables.far_value.unsqueeze(1), tables.gate, -1.0)
+        self.expected = dots(grad, self.output)
         self.share: Tensor | None = None
         if log_sum is not None and statistics.window_log_sum is not None:
             # The window's weights are those of a softmax over it, times its share of a query's weight.
@@ -223,7 +234,7 @@ class Backward:
             return
         if statistics.right_log_sum is not None and statistics.right_output is not None:
             mass = (statistics.right_log_sum - log_sum).exp_()
-            self._right(mass, (self.grad * statistics.right_output).sum(-1).sub_(self.expected).mul_(mass))
+            self._right(mass, dots(self.grad, statistics.right_output).sub_(self.expected).mul_(mass))
         tails.backward(
             self.inputs, statistics.right_number, self.grad, self.output, log_sum,
             self.grad_query, self.grad_key, self.grad_value,
