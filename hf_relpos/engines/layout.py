@@ -228,6 +228,14 @@ def times(states: Tensor, *factors: Tensor | None) -> Tensor:
     return states
 
 
+def add_value(output: Tensor, value: Tensor | None, gate: Tensor | None, factor: float) -> None:
+    """Add a value vector per head to an output, times its gate and a factor, in place; nothing if it is None."""
+    if value is not None and gate is None:
+        output.add_(value, alpha=factor)
+    elif value is not None and gate is not None:
+        output.addcmul_(value, gate.unsqueeze(-1), value=factor)
+
+
 def empty_like(states: Tensor) -> Tensor:
     """Memory laid out as attention's inputs come from their projections: all heads of a token together."""
     return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_relpos.engines import fused
-from hf_relpos.engines.layout import Inputs, scratch_like
+from hf_relpos.engines.layout import Inputs, add_value, scratch_like
 from hf_relpos.engines.tiles import Tail
 
 
@@ -42,14 +42,14 @@ def attend(
         if left_number is not None and not tail.right:
             more_log_sum += left_number
         side_output, side_log_sum = of_side[tail.right]
-        merge(side_output[:, :, tail.queries], side_log_sum[:, :, tail.queries], more, more_log_sum)
+        _merge(side_output[:, :, tail.queries], side_log_sum[:, :, tail.queries], more, more_log_sum)
     if inputs.plan.causal:
         return None, None
     right_output, right_log_sum = of_side[True]
     if right_number is not None:
         right_log_sum += right_number
     add_value(right_output, _right_value(inputs), inputs.tables.gate, 1.0)
-    merge(output, log_sum, right_output, right_log_sum)
+    _merge(output, log_sum, right_output, right_log_sum)
     return right_output, right_log_sum
 
 
@@ -98,7 +98,7 @@ def backward(
         grad_value[:, :, tail.keys] += value_part
 
 
-def merge(output: Tensor, log_sum: Tensor, more: Tensor, more_log_sum: Tensor) -> None:
+def _merge(output: Tensor, log_sum: Tensor, more: Tensor, more_log_sum: Tensor) -> None:
     """Merge attention to more keys into an output and its log-sum-exp, in place."""
     output.lerp_(more, torch.sigmoid(more_log_sum - log_sum).unsqueeze(-1))
     log_sum.copy_(torch.logaddexp(log_sum, more_log_sum))
@@ -119,11 +119,3 @@ def _mask(inputs: Inputs, tail: Tail) -> Tensor | None:
 def _right_value(inputs: Inputs) -> Tensor | None:
     """The value vector of all pairs of right tails, ``[heads, 1, dim]``."""
     return None if inputs.tables.value is None else inputs.tables.value[:, -1:]
-
-
-def add_value(output: Tensor, value: Tensor | None, gate: Tensor | None, factor: float) -> None:
-    """Add a value vector per head to an output, times its gate and a factor, in place; nothing if it is None."""
-    if value is not None and gate is None:
-        output.add_(value, alpha=factor)
-    elif value is not None and gate is not None:
-        output.addcmul_(value, gate.unsqueeze(-1), value=factor)

@@ -11,6 +11,7 @@ from hf_relpos.engines import tails
 from hf_relpos.engines.layout import (
     Inputs,
     Part,
+    add_value,
     dots,
     empty_like,
     matmul,
@@ -67,7 +68,7 @@ class Backward:
         elif tables.far_value is not None:
             # Weights sum to one: a value vector that all pairs share changes nothing but the output.
             self.output = scratch_like("core output", statistics.output).copy_(statistics.output)
-            tails.add_value(self.output, tables.far_value.unsqueeze(1), tables.gate, -1.0)
+            add_value(self.output, tables.far_value.unsqueeze(1), tables.gate, -1.0)
         self.expected = dots(grad, self.output)
         self.share: Tensor | None = None
         if log_sum is not None and statistics.window_log_sum is not None:
