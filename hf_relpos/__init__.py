@@ -8,7 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hf_relpos import configuration, peft
+from hf_relpos import earlier
+from hf_relpos.compat import peft as _peft
 from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import (
     NothingPatchedError,
@@ -17,13 +18,17 @@ from hf_relpos.errors import (
     RelPosError,
     UnsupportedModelError,
 )
-from hf_relpos.peft import peft_modules_to_save
+from hf_relpos.families import FAMILIES
+from hf_relpos.modeling import configs
+from hf_relpos.names import CLASS_PREFIX
 from hf_relpos.schemes import ClippedBias, Shaw, T5Bias
 from hf_relpos.version import __version__
 
 if TYPE_CHECKING:
-    from hf_relpos.patching import PatchReport, is_patched, patch_model, patch_report, unpatch_model
-    from hf_relpos.standalone import push_to_hub_standalone, save_standalone
+    from hf_relpos.checkpoints.adapters import peft_modules_to_save
+    from hf_relpos.checkpoints.standalone import push_to_hub_standalone, save_standalone
+    from hf_relpos.modeling.report import PatchReport, patch_report
+    from hf_relpos.patching import is_patched, patch_model, unpatch_model
     from hf_relpos.training import (
         AnnealNativeGateCallback,
         RelPosLoggingCallback,
@@ -56,27 +61,46 @@ __all__ = [
     "unpatch_model",
 ]
 
-configuration.register()
-peft.register()
-
 # Names that need Transformers' modelling code, which takes seconds to import, are looked up when first used.
 _LAZY = {
-    **dict.fromkeys(
-        ("PatchReport", "is_patched", "patch_model", "patch_report", "unpatch_model"), "hf_relpos.patching"
-    ),
+    **dict.fromkeys(("is_patched", "patch_model", "unpatch_model"), "hf_relpos.patching"),
+    **dict.fromkeys(("PatchReport", "patch_report"), "hf_relpos.modeling.report"),
     **dict.fromkeys(
         ("AnnealNativeGateCallback", "RelPosLoggingCallback", "RelPosTrainerMixin", "relpos_param_groups"),
         "hf_relpos.training",
     ),
-    **dict.fromkeys(("push_to_hub_standalone", "save_standalone"), "hf_relpos.standalone"),
+    **dict.fromkeys(("push_to_hub_standalone", "save_standalone"), "hf_relpos.checkpoints.standalone"),
+    "peft_modules_to_save": "hf_relpos.checkpoints.adapters",
 }
+
+
+def _prepare_models(family: Any) -> None:
+    from hf_relpos import models
+
+    models.register(family)
+
+
+def _check_adapter(*args: Any) -> None:
+    from hf_relpos.checkpoints.adapters import check_adapter
+
+    check_adapter(*args)
+
+
+def _adapter_types() -> dict[str, str]:
+    return {family.package: family.adapters_like or family.package for family in FAMILIES.values()}
+
+
+earlier.keep_paths()
+configs.register()
+configs.before_models(_prepare_models)
+_peft.register(_adapter_types, _check_adapter)
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name.startswith(configuration.CLASS_PREFIX):
-        module = "hf_relpos.configuration" if name.endswith("Config") else "hf_relpos.models"
+    if name.startswith(CLASS_PREFIX):
+        module = "hf_relpos.modeling.configs" if name.endswith("Config") else "hf_relpos.models"
         try:
             return getattr(import_module(module), name)
         except AttributeError:
@@ -85,6 +109,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    models = vars(import_module("hf_relpos.models"))
-    classes = [name for name in models if name.startswith(configuration.CLASS_PREFIX) and name.isidentifier()]
+    models = dir(import_module("hf_relpos.models"))
+    classes = [name for name in models if name.startswith(CLASS_PREFIX) and name.isidentifier()]
     return sorted({*globals(), *_LAZY, *classes})

@@ -1,127 +1,81 @@
-"""The classes of patched models, made from the family specs: one per class of the family, and its Auto registration."""
+"""The classes of patched models, made from the family specs when first asked for, and their Auto registration.
+
+``RelPosBertForMaskedLM`` and the like are looked up here by name, also by pickle.
+"""
 
 from __future__ import annotations
 
-import os
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from hf_relpos import attention, compat, resuming, wiring
-from hf_relpos.config import RelPosConfig
-from hf_relpos.configuration import CLASS_PREFIX, CONFIGS, warn_of_other_attention, with_relpos
-from hf_relpos.errors import PatchStateError
-from hf_relpos.families import FAMILIES, Family
-from hf_relpos.hub import HubMixin
-
-# The mixin always stands before a PreTrainedModel; only the type checker is told so.
-_Base: Any = PreTrainedModel if TYPE_CHECKING else object
+from hf_relpos.checkpoints.saving import HubMixin
+from hf_relpos.compat import transformers as compat
+from hf_relpos.families import FAMILIES, Family, family_of
+from hf_relpos.modeling import attention
+from hf_relpos.modeling.classes import RelPosModelMixin
+from hf_relpos.modeling.configs import CONFIGS
+from hf_relpos.names import CLASS_PREFIX
 
 
-class RelPosModelMixin(HubMixin, _Base):
-    """What a patched model's class adds to its family's: how it is built, initialised and loaded.
+def patched_class(base: type) -> type | None:
+    """The class that modules of a class have in a patched model; None if they keep theirs."""
+    family = family_of(base)
+    return None if family is None else _classes_of(family).get(base)
 
-    Attributes:
-        relpos_family: the family's spec.
-        relpos_original: the family's class, which the model had before it was patched.
-    """
 
-    relpos_family: Family
-    relpos_original: type
-    config: Any
-    model_tags: ClassVar = ["hf_relpos"]
-    # Our attention is called by its own name; a caller that would switch to flash kernels must be told no.
-    _supports_flash_attn = False
+def register(family: Family) -> None:
+    """Make the attention, and a family's models, known to Transformers (again, harmlessly, if called twice)."""
+    _classes_of(family)
 
-    def __init__(self, config: Any, *args: Any, relpos: Any = None, **kwargs: Any) -> None:
-        """Build the model, with the relative positions of its config.
 
-        Args:
-            config: the family's patched config; or its own, with ``relpos``.
-            *args: what the family's class takes besides.
-            relpos: relative positions that the config lacks.
-            **kwargs: what the family's class takes besides.
+def __getattr__(name: str) -> Any:
+    for family in FAMILIES.values():
+        if name.startswith(CLASS_PREFIX + family.prefix):
+            _classes_of(family)
+            if name in globals():
+                return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-        Raises:
-            PatchStateError: if there are no relative positions, or two different ones.
-            UnsupportedModelError: if the config is none of these.
-        """
-        super().__init__(with_relpos(config, relpos, type(self)), *args, **kwargs)
 
-    def post_init(self) -> None:
-        """Called last by the family's constructor: give the model its relative positions."""
-        config = RelPosConfig.of(self.config.relpos)
-        wiring.attach(self, self.relpos_family, config, patched_class, keep_dropped=False)
-        super().post_init()
+def __dir__() -> list[str]:
+    for family in FAMILIES.values():
+        _classes_of(family)
+    return sorted(globals())
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save the model as every model is saved; refuse one whose config says what the model is not.
 
-        Raises:
-            PatchStateError: if the config was edited after the model was patched.
-        """
-        wiring.check_config(self)
-        super().save_pretrained(save_directory, *args, **kwargs)
-
-    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
-        """Keep our attention, and say so: any other would leave the relative positions out."""
-        warn_of_other_attention(attn_implementation)
-
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused, also for ``generate_batch``, which calls it.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(
-            f"{type(self).__name__} does not support continuous batching (generate_batch, or cache_implementation="
-            "'paged'): several sequences lie in one row there, and relative positions would be counted across them. "
-            "Call generate with a padded batch."
-        )
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load into the model that is there, as the Trainer does to resume.
-
-        Raises:
-            PatchStateError: if the weights were saved with other relative positions.
-        """
-        resuming.check_state(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    # Loading leaves parameters that the checkpoint does not have uninitialised, and asks, for each module, the nearest
-    # model around it to initialise them. All models inside a patched one are patched, so that is always this.
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        _reset(module)
-
-    def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
-        """A plain checkpoint has none of the added parameters: that is no loss. Having only some of them is one."""
-        super()._adjust_missing_and_unexpected_keys(loading_info)
-        strange = sorted(key for key in loading_info.unexpected_keys if "relpos" in key)
-        if strange:
-            raise PatchStateError(
-                f"The checkpoint was made with other relative positions than {type(self).__name__} was asked for: it "
-                f"has {strange[0]!r}, for which {RelPosConfig.of(self.config.relpos)} has no place. Load it without "
-                "`relpos=...`; to change its relative positions, unpatch_model it and patch it again."
+@cache
+def _classes_of(family: Family) -> dict[type, Any]:
+    """Every class of a family that changes when a model is patched, with the class it changes to."""
+    modeling = vars(family.modeling)
+    classes = {modeling[name]: _subclass(family, modeling[name], mixin) for name, mixin in family.overrides.items()}
+    config_class = CONFIGS[family.config_class]
+    for base in list(modeling.values()):
+        if (
+            isinstance(base, type)
+            and issubclass(base, PreTrainedModel)
+            and base.__module__ == family.modeling.__name__
+            and not base.__name__.endswith("PreTrainedModel")
+        ):
+            unsplit: list[str] = getattr(base, "_no_split_modules", None) or []
+            made = _subclass(
+                family,
+                base,
+                RelPosModelMixin,
+                HubMixin,
+                config_class=config_class,
+                relpos_family=family,
+                relpos_class_of=staticmethod(patched_class),
+                _no_split_modules=[CLASS_PREFIX + name if name in family.overrides else name for name in unsplit],
             )
-        added = {name for name, _ in self.named_parameters() if "relpos" in name}
-        if added <= set(loading_info.missing_keys):
-            loading_info.missing_keys = set(loading_info.missing_keys) - added
-        if self.config.relpos["native"] == "drop":
-            dropped = f"{self.relpos_family.native.table}.weight"
-            loading_info.unexpected_keys = {key for key in loading_info.unexpected_keys if not key.endswith(dropped)}
+            compat.record_outputs_of(made)
+            classes[base] = made
+    _introduce(family, config_class, classes)
+    return classes
 
 
-def _reset(module: nn.Module) -> None:
-    reset = getattr(module, "reset_relpos_parameters", None)
-    if reset is not None:
-        reset()
-
-
-def _subclass(base: type, *mixins: type, **attributes: Any) -> type:
+def _subclass(family: Family, base: type, *mixins: type, **attributes: Any) -> type:
     """The patched class for a class of a family. Lives in this module under its name, so that it can be pickled."""
     name = CLASS_PREFIX + base.__name__
     namespace = {
@@ -136,58 +90,15 @@ def _subclass(base: type, *mixins: type, **attributes: Any) -> type:
     return made
 
 
-def _family_classes(family: Family) -> dict[type, type]:
-    """Every class of a family that changes when a model is patched, with the class it changes to."""
-    modeling = vars(family.modeling)
-    classes = {modeling[name]: _subclass(modeling[name], mixin) for name, mixin in family.overrides.items()}
-    config_class = CONFIGS[family.config_class]
-    for base in list(modeling.values()):
-        if (
-            isinstance(base, type)
-            and issubclass(base, PreTrainedModel)
-            and base.__module__ == family.modeling.__name__
-            and not base.__name__.endswith("PreTrainedModel")
-        ):
-            unsplit: list[str] = getattr(base, "_no_split_modules", None) or []
-            made = _subclass(
-                base,
-                RelPosModelMixin,
-                config_class=config_class,
-                relpos_family=family,
-                _no_split_modules=[CLASS_PREFIX + name if name in family.overrides else name for name in unsplit],
-            )
-            compat.record_outputs_of(made)
-            classes[base] = made
-    return classes
-
-
-PATCHED: dict[type, type] = {}
-for _family in FAMILIES.values():
-    PATCHED.update(_family_classes(_family))
-
-MODELS: dict[type, Any] = {base: made for base, made in PATCHED.items() if issubclass(base, PreTrainedModel)}
-
-
-def patched_class(base: type) -> type | None:
-    """The class that modules of a class have in a patched model; None if they keep theirs."""
-    return PATCHED.get(base)
-
-
-@cache
-def register() -> None:
-    """Make the attention and the models known to Transformers' Auto classes."""
+def _introduce(family: Family, config_class: Any, classes: dict[type, Any]) -> None:
+    """Make the attention, and a family's models, known to Transformers."""
     attention.register()
-    for family in FAMILIES.values():
-        config_class = CONFIGS[family.config_class]
-        for auto_class, mapping in list(compat.auto_classes()):
-            heads = mapping.get(family.config_class, None)
-            for head in heads if isinstance(heads, (tuple, list)) else (heads,):
-                if head in MODELS:
-                    auto_class.register(config_class, MODELS[head], exist_ok=True)
-        compat.name_in_model_lists(family.package, config_class.model_type, CLASS_PREFIX)
-        tokenizer = compat.auto_tokenizer_of(family.config_class)
-        if tokenizer is not None:
-            AutoTokenizer.register(config_class, tokenizer, exist_ok=True)
-
-
-register()
+    for auto_class, mapping in list(compat.auto_classes()):
+        heads = mapping.get(family.config_class, None)
+        for head in heads if isinstance(heads, (tuple, list)) else (heads,):
+            if head in classes:
+                auto_class.register(config_class, classes[head], exist_ok=True)
+    compat.name_in_model_lists(family.package, config_class.model_type, CLASS_PREFIX)
+    tokenizer = compat.auto_tokenizer_of(family.config_class)
+    if tokenizer is not None:
+        AutoTokenizer.register(config_class, tokenizer, exist_ok=True)

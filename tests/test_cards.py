@@ -21,6 +21,7 @@ from transformers import (
 from transformers.modelcard import TASK_MAPPING
 from transformers.models.t5.modeling_t5 import T5Attention
 
+import hf_relpos
 from hf_relpos import (
     ClippedBias,
     PatchStateError,
@@ -34,7 +35,6 @@ from hf_relpos import (
 from hf_relpos.cards import ModelCardError, write_model_card
 from hf_relpos.cards.card import _head_of, model_card
 from hf_relpos.cards.facts import horizon, was_trained
-from hf_relpos.models import MODELS
 from hf_relpos.schemes import AttentionGeometry
 
 BERT = {
@@ -151,9 +151,12 @@ def test_the_loading_code_names_an_auto_class_that_loads_the_model(family, cls, 
 
 
 def test_the_tag_is_the_one_that_transformers_has_for_the_stock_class():
+    names = [name for name in dir(hf_relpos) if name.startswith("RelPos") and hasattr(transformers, name[6:])]
+    models = [getattr(hf_relpos, name) for name in names if not name.endswith("Config")]
     checked = set()
     for task, names in TASK_MAPPING.items():
-        for stock, made in MODELS.items():
+        for made in models:
+            stock = made.relpos_original
             if stock.__name__ in names.values() and task in PIPELINE_TAGS:
                 assert _head_of(object.__new__(made))[1] == task, stock.__name__
                 checked.add(task)

@@ -20,7 +20,8 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_relpos import config
-from hf_relpos.engines import ENGINES, REFUSES, attend, choose, single
+from hf_relpos.engines import ENGINES, REFUSES, attend, choose
+from hf_relpos.engines.cpu import single
 from hf_relpos.masks import AttentionMask
 from hf_relpos.schemes.t5 import bucket_of
 from hf_relpos.terms import RelativeTerms

@@ -21,7 +21,7 @@ from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, 
 from tiny import patched
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_relpos.standalone import ENTRY_FILE, push_to_hub_standalone
+from hf_relpos.checkpoints.standalone import ENTRY_FILE, push_to_hub_standalone
 
 ME, YOU = "token-of-me", "token-of-you"
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import hf_relpos
 from hf_relpos import ClippedBias, RelPosConfig, Shaw, T5Bias, is_patched, patch_model, unpatch_model
-from hf_relpos.attention import relpos_of
+from hf_relpos.modeling.attention import relpos_of
 
 
 def check_against_reference(family: str, config: RelPosConfig, **arguments: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import subprocess
@@ -20,7 +21,7 @@ from tiny import FAMILIES, KINDS, build, choices, fill, inputs, logits, patched
 from torch import nn
 from transformers import BitsAndBytesConfig
 
-import hf_relpos.peft
+import hf_relpos.checkpoints.adapters
 from hf_relpos import PatchStateError, RelPosConfig, Shaw, T5Bias, patch_model, peft_modules_to_save, unpatch_model
 
 TASKS = {"bert": "TOKEN_CLS", "bert-decoder": "CAUSAL_LM", "gpt2": "CAUSAL_LM"}
@@ -170,14 +171,14 @@ assert peft.tuners.tuners_utils.BaseTuner.inject_adapter.relpos_checked
 def test_peft_imported_before_the_package_is_told_too(monkeypatch):
     mapping = constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING
     monkeypatch.delitem(mapping, "relpos-bert")
-    hf_relpos.peft.register()
+    importlib.reload(hf_relpos)
     assert mapping["relpos-bert"] == mapping["bert"]
 
 
 def test_registering_again_changes_nothing():
     tuner = peft.tuners.tuners_utils.BaseTuner
     before = tuner.inject_adapter, tuner._replace_module, list(sys.meta_path)
-    hf_relpos.peft.register()
+    importlib.reload(hf_relpos)
     assert (tuner.inject_adapter, tuner._replace_module, list(sys.meta_path)) == before
 
 
@@ -508,7 +509,7 @@ def test_adapter_without_our_parameters_goes_on_any_base(tmp_path):
 
 def test_the_patch_is_stored_with_the_adapter(adapter):
     *_, entry = json.loads((adapter / "adapter_config.json").read_text())["modules_to_save"]
-    stored = json.loads(entry.removeprefix(hf_relpos.peft.PATCH_ENTRY))
+    stored = json.loads(entry.removeprefix(hf_relpos.checkpoints.adapters.PATCH_ENTRY))
     assert RelPosConfig.from_dict(stored) == choices("sum")
 
 
@@ -629,7 +630,7 @@ class TestChecker:
     """The check itself, without PEFT around it."""
 
     def test_nothing_of_ours_is_nothing_to_check(self):
-        hf_relpos.peft.check_adapter(nn.Linear(2, 2), ["classifier", "score"])
+        hf_relpos.checkpoints.adapters.check_adapter(nn.Linear(2, 2), ["classifier", "score"])
 
     def test_models_inside_count(self):
         class Two(nn.Module):
@@ -639,6 +640,6 @@ class TestChecker:
 
         *names, first, second = peft_modules_to_save(Two())
         assert names == ["relpos", "relpos_gate"]
-        hf_relpos.peft.check_adapter(Two(), [*names, first, second])
+        hf_relpos.checkpoints.adapters.check_adapter(Two(), [*names, first, second])
         with pytest.raises(PatchStateError, match="Two is patched with"):
-            hf_relpos.peft.check_adapter(Two(), [*names, first])
+            hf_relpos.checkpoints.adapters.check_adapter(Two(), [*names, first])

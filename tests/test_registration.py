@@ -20,6 +20,7 @@ from transformers.models.auto import modeling_auto
 
 import hf_relpos
 from hf_relpos import patch_model
+from hf_relpos.families import FAMILIES
 
 ONE_PER_FAMILY = ("bert", "gpt2", "t5", "mt5", "umt5")
 
@@ -106,14 +107,14 @@ def test_stock_models_go_on_resolving_to_stock_classes(family, tmp_path):
 
 @pytest.mark.core
 def test_registering_again_or_reloading_is_harmless(tmp_path):
-    import hf_relpos.configuration
+    import hf_relpos.modeling.configs
     import hf_relpos.models
 
     before = {(family, auto.__name__): head for family in ONE_PER_FAMILY for auto, head in heads_of(family)}
     for _ in range(2):
-        hf_relpos.configuration.register()
-        hf_relpos.models.register()
-        hf_relpos.models.register.__wrapped__()
+        hf_relpos.modeling.configs.register()
+        for family in FAMILIES.values():
+            hf_relpos.models.register(family)
         importlib.reload(hf_relpos)
     model = patched("bert", "sum")
     model.save_pretrained(tmp_path)

@@ -11,7 +11,8 @@ from tiny import KINDS, build, choices, fill, patched
 from transformers import Trainer, TrainingArguments
 
 from hf_relpos import PatchStateError, RelPosConfig, Shaw, T5Bias, patch_model
-from hf_relpos.resuming import check_checkpoint, check_state
+from hf_relpos.checkpoints.resuming import check_checkpoint
+from hf_relpos.modeling.state import check_state
 from hf_relpos.training import RelPosTrainerMixin
 
 

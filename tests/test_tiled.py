@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
-from hf_relpos.engines import REFUSES, attend, banded, choose, dense, eager, fused, tables, tiles, toeplitz
+from hf_relpos.engines import REFUSES, attend, choose, eager
+from hf_relpos.engines.cpu import banded, dense, tables, tiles, toeplitz
+from hf_relpos.engines.cpu import operators as fused
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 

@@ -155,7 +155,7 @@ def model_card(
     from huggingface_hub import ModelCard
 
     from hf_relpos.cards import facts
-    from hf_relpos.patching import patch_report
+    from hf_relpos.modeling.report import patch_report
 
     report = patch_report(model)
     relpos = report.config.to_dict()

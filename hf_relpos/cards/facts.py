@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hf_relpos import wiring
-from hf_relpos.configuration import TYPE_PREFIX
+from hf_relpos.modeling import state
+from hf_relpos.modeling.stacks import stacks_of
+from hf_relpos.names import TYPE_PREFIX
 from hf_relpos.schemes import AttentionGeometry, SchemeConfig
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def starts_exact(relpos: Mapping[str, Any]) -> bool:
 
 def limits(model: PreTrainedModel, trained_length: int | None, trained: bool | None) -> list[str]:
     """What the model cannot do, a sentence each."""
-    config = wiring.check_config(model)
+    config = state.check_config(model)
     found = []
     if config.native != "drop" and trained_length is not None:
         found.append(
@@ -126,7 +127,7 @@ def _two_starts(module: nn.Module) -> list[dict[str, Tensor]]:
 
 def _geometries(model: Any) -> list[AttentionGeometry]:
     """One geometry for each direction in the model: bidirectional, causal, or both."""
-    stacks = wiring.stacks_of(model, model.relpos_family)
+    stacks = stacks_of(model, model.relpos_family)
     found = [model.relpos_family.geometry(stack.attentions[0]) for stack in stacks]
     return [next(one for one in found if one.causal is causal) for causal in sorted({one.causal for one in found})]
 

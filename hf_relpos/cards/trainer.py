@@ -1,44 +1,22 @@
 """The Trainer's model card for a patched model: ours, with what the Trainer knows.
 
 `Trainer.create_model_card`, which `push_to_hub=True` calls as well, replaces the folder's `README.md` by a draft that
-knows nothing of the patch, and there is no hook in it. So the method is wrapped; for any other model it is what it was.
+knows nothing of the patch.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
-from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
 from hf_relpos.cards import ownership
+from hf_relpos.compat import transformers as compat
+from hf_relpos.modeling.state import is_patched_model
 
 
-def wrap_trainer() -> None:
-    """Wrap the Trainer's method, once, if the Trainer is in use."""
-    module = sys.modules.get("transformers.trainer")
-    if module is not None:
-        _wrap(module.Trainer)
-
-
-@cache
-def _wrap(trainer_class: Any) -> None:
-    original = trainer_class.create_model_card
-
-    @wraps(original)
-    def create_model_card(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        from hf_relpos.models import RelPosModelMixin
-
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        if not isinstance(model, RelPosModelMixin):
-            original(trainer, *args, **kwargs)
-        elif trainer.is_world_process_zero():
-            given = inspect.signature(original).bind(trainer, *args, **kwargs).arguments
-            given.pop("self")
-            _write(trainer, model, given)
-
-    trainer_class.create_model_card = create_model_card
+def write_from_trainer() -> None:
+    """From now on, write our card where the Trainer would write its own for a patched model."""
+    compat.replace_trainer_card(is_patched_model, _write)
 
 
 def _write(trainer: Any, model: Any, given: dict[str, Any]) -> None:

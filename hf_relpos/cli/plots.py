@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.cli.training import Run
+from hf_relpos.families.tables import NativeGate
 from hf_relpos.gates import HeadGate, TokenGate
-from hf_relpos.positions import NativeGate
 from hf_relpos.schemes import Scheme
 
 TABLES = {

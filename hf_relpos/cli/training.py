@@ -24,9 +24,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_relpos import wiring
 from hf_relpos.cli.data import Example
 from hf_relpos.metrics import load_metric
+from hf_relpos.modeling import state
 
 WARM_UP_STEPS = 2
 
@@ -243,12 +243,12 @@ def predict_logits(
 
 def added_parameters(model: PreTrainedModel) -> int:
     """How many parameters a patch has added to the model."""
-    return sum(parameter.numel() for _, _, parameter in wiring.added_parameters(model))
+    return sum(parameter.numel() for _, _, parameter in state.added_parameters(model))
 
 
 def _optimizer(model: PreTrainedModel, settings: Settings) -> torch.optim.Optimizer:
     """AdamW; the parameters that a patch adds have a learning rate of their own."""
-    added_names = {name for name, _, _ in wiring.added_parameters(model)}
+    added_names = {name for name, _, _ in state.added_parameters(model)}
     groups: dict[bool, list[torch.nn.Parameter]] = {False: [], True: []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

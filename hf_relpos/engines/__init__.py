@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_relpos.engines import banded, blockwise, dense, eager, plain, single, toeplitz
+from hf_relpos.engines import blockwise, eager, plain
+from hf_relpos.engines.cpu import banded, dense, single, toeplitz
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 

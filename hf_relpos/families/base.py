@@ -33,7 +33,7 @@ class NativePositions:
     is_bias: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """One model family. Class names are those in its ``transformers.models.<package>.modeling_<package>``.
 
@@ -48,6 +48,7 @@ class Family:
         is_cross_attention: tells modules of that class that do cross-attention, from their path and themselves.
         max_positions: config attribute with the number of absolute positions; None where length is not bounded.
         overrides: class name to the mixin that adjusts what those modules do; see the family's file for why.
+        adapters_like: the model type whose modules are called alike, where PEFT has no default targets for its own.
     """
 
     package: str
@@ -60,11 +61,22 @@ class Family:
     is_cross_attention: Callable[[str, nn.Module], bool] = _never
     max_positions: str | None = None
     overrides: Mapping[str, type] = field(default_factory=dict)
+    adapters_like: str | None = None
 
     @cached_property
     def modeling(self) -> ModuleType:
         """The family's modeling module, imported on first use (it is what makes Transformers slow to import)."""
-        return import_module(f"transformers.models.{self.package}.modeling_{self.package}")
+        return import_module(self.modeling_name)
+
+    @property
+    def modeling_name(self) -> str:
+        """The name of that module."""
+        return f"transformers.models.{self.package}.modeling_{self.package}"
+
+    @property
+    def prefix(self) -> str:
+        """How the names of the family's classes begin."""
+        return self.config.removesuffix("Config")
 
     @cached_property
     def config_class(self) -> Any:

@@ -61,7 +61,7 @@ def _is_cross_attention(path: str, attention: nn.Module) -> bool:
     return path.endswith("EncDecAttention")
 
 
-def _t5_like(package: str, prefix: str, override: type) -> Family:
+def _t5_like(package: str, prefix: str, override: type, adapters_like: str | None = None) -> Family:
     attention = f"{prefix}Attention"
     return Family(
         package=package,
@@ -73,9 +73,10 @@ def _t5_like(package: str, prefix: str, override: type) -> Family:
         native=NativePositions(owner=attention, table="relative_attention_bias", is_bias=True),
         is_cross_attention=_is_cross_attention,
         overrides={attention: override},
+        adapters_like=adapters_like,
     )
 
 
 T5 = _t5_like("t5", "T5", SharedBiasOverOffsets)
 MT5 = _t5_like("mt5", "MT5", SharedBiasOverOffsets)
-UMT5 = _t5_like("umt5", "UMT5", OwnBiasOverOffsets)
+UMT5 = _t5_like("umt5", "UMT5", OwnBiasOverOffsets, adapters_like="mt5")

@@ -58,6 +58,10 @@ class SchemeConfig(ABC):
     def max_offset(self) -> int:
         """The offset from which on all positions look alike."""
 
+    def advice(self, trained_length: int | None) -> str | None:
+        """What to tell somebody who chose this scheme for a model trained with so many positions; None for nothing."""
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON: the fields and ``type``, the scheme's name."""
         return {"type": self.name, **{field.name: getattr(self, field.name) for field in fields(self)}}

@@ -37,6 +37,16 @@ class ClippedBias(SchemeConfig):
         """The clip distance."""
         return self.max_distance
 
+    def advice(self, trained_length: int | None) -> str | None:
+        """That far keys cannot be told apart, where that is most of what the model was trained on."""
+        if trained_length is None or self.max_distance >= trained_length / 2:
+            return None
+        return (
+            f"ClippedBias(max_distance={self.max_distance}) on a model trained with {trained_length} positions: "
+            f"keys more than {self.max_distance} tokens away cannot be told apart. Consider "
+            f"max_distance={trained_length // 2} or more, or T5Bias, whose buckets widen with distance."
+        )
+
     def build(self, geometry: AttentionGeometry) -> ClippedBiasScheme:
         """The table for one layer."""
         return ClippedBiasScheme(self, geometry)

@@ -1,0 +1,1 @@
+"""Foreign packages: their private names, and what we change in them, a file for each."""

@@ -1,0 +1,1 @@
+"""Engines for the CPU that arrange PyTorch's operators."""

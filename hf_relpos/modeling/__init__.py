@@ -1,0 +1,1 @@
+"""What makes a model of Transformers a patched one, and what is known of it."""

@@ -1,0 +1,100 @@
+"""Which models can be patched and unpatched as they are; the others are refused, with what to do first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_relpos.compat.accelerate import adds_only_precision
+from hf_relpos.errors import PatchStateError, UnsupportedModelError
+from hf_relpos.families import FAMILIES, Family, family_of
+from hf_relpos.modeling.finding import expression, outermost
+from hf_relpos.modeling.state import is_patched, is_patched_model
+
+
+def patchable(model: Any) -> Family:
+    """The family of a model that can be patched as it is."""
+    wrapper = _wrapper(model)
+    if wrapper is not None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is a model already wrapped by {wrapper}. Patch the model first, then wrap it."
+        )
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"patch_model takes a model of Transformers, but was given {type(model).__name__}. {_supported()} "
+            f"{_hint(model)}".rstrip()
+        )
+    if is_patched(model):
+        what = type(model).__name__ if is_patched_model(model) else f"A model inside {type(model).__name__}"
+        raise PatchStateError(f"{what} is already patched. To change its relative positions, call unpatch_model first.")
+    family = supported_family(type(model))
+    if family is None:
+        raise UnsupportedModelError(f"{type(model).__name__} is not supported. {_supported()} {_hint(model)}".rstrip())
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has parameters that are not in memory (offloaded, or on the meta device). Patch "
+            "it before dispatching it, or load it with its RelPos class: from_pretrained(..., relpos=...)."
+        )
+    if type(model.config) is not family.config_class:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has a {type(model.config).__name__} for its config, but must have a "
+            f"{family.config_class.__name__} itself: a patched model is saved with a config class of its own."
+        )
+    return family
+
+
+def prepared_modules(
+    model: PreTrainedModel, verb: str, patched_class: Callable[[type], type | None]
+) -> list[nn.Module]:
+    """The modules that change their class, and that accelerate has given a `forward` of their own.
+
+    Raises:
+        UnsupportedModelError: if another tool has: such a `forward` would keep calling the one of the old class.
+    """
+    prepared = []
+    for path, module in model.named_modules():
+        changes = patched_class(type(module)) is not None or hasattr(type(module), "relpos_original")
+        if not changes or "forward" not in vars(module):
+            continue
+        if not adds_only_precision(module):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has its forward replaced at {path or 'the model itself'!r} (by a device map, "
+                f"offloading, or a tool like them), and it would go on calling that of the old class. {verb} the model "
+                "first. Or save it with save_pretrained, load it again, and use that one; or take the replacement off "
+                f"(`del {expression(path)}.forward`, if nothing else is to be undone)."
+            )
+        prepared.append(module)
+    return prepared
+
+
+def supported_family(model_class: type) -> Family | None:
+    """The family that a class is a model of, with any head; None if its models cannot be patched."""
+    is_model = issubclass(model_class, PreTrainedModel) and not model_class.__name__.endswith("PreTrainedModel")
+    return family_of(model_class) if is_model else None
+
+
+def _wrapper(model: Any) -> str | None:
+    """What a model is wrapped by, in words, or None."""
+    module = type(model).__module__
+    if module.startswith("peft."):
+        return "PEFT"
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return "data parallelism"
+    if module.startswith("torch.distributed."):
+        return type(model).__name__
+    if module.startswith("torch._dynamo.") or getattr(model, "_compiled_call_impl", None) is not None:
+        return "torch.compile"
+    return None
+
+
+def _supported() -> str:
+    names = ", ".join(family.config.removesuffix("Config") for family in FAMILIES.values())
+    return f"Supported are the models of these families, with any head: {names}."
+
+
+def _hint(model: Any) -> str:
+    """Where inside an unsupported model to look instead, or nothing."""
+    return outermost(model, lambda module: supported_family(type(module)) is not None)

@@ -1,0 +1,245 @@
+"""Puts the pieces into a Transformers model and takes them out again: modules and classes, never a forward."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_relpos.config import RelPosConfig
+from hf_relpos.errors import NothingPatchedError, PatchStateError
+from hf_relpos.families import Family
+from hf_relpos.families.tables import DroppedTable, GatedTable, NativeGate, PositionTable
+from hf_relpos.layer import RelPosLayer
+from hf_relpos.modeling.sharing import SHARED_FROM, SharedFrom, relpos_of
+from hf_relpos.modeling.stacks import Stack, stacks_of
+from hf_relpos.names import ATTENTION_NAME, CLASS_PREFIX
+
+# Marks a module whose native table was dropped. Holds the table for the way back, in a tuple, so that PyTorch does not
+# take it for a child; or nothing, in a model that never had it.
+DROPPED = "_relpos_dropped"
+
+
+def attach(
+    model: PreTrainedModel,
+    family: Family,
+    config: RelPosConfig,
+    patched_class: Callable[[type], type | None],
+    keep_dropped: bool,
+) -> None:
+    """Give every self-attention of a model its relative positions. All checks come before the first change.
+
+    Args:
+        model: of the family; modules that have theirs already are left alone.
+        family: its spec.
+        config: all the choices.
+        patched_class: the class that modules of a class are to have; None if they keep their own.
+        keep_dropped: whether to keep dropped native tables for the way back.
+
+    Raises:
+        NothingPatchedError: if there is no self-attention, or ``config.layers`` names layers that are not there.
+        RelPosConfigError: if a scheme cannot act in this model's attention.
+    """
+    stacks = stacks_of(model, family)
+    _check_layers(model, family, config, stacks)
+    layers = [_build_layers(stack, family, config) for stack in stacks]
+    for stack, (shared, own) in zip(stacks, layers, strict=True):
+        if shared is not None:
+            stack.module.relpos = shared
+        for attention, layer in own:
+            if layer is not None:
+                attention.relpos = layer
+            else:
+                attention.__dict__[SHARED_FROM] = SharedFrom(stack.module)
+    for owner, table in list(_native_tables(model, family)):
+        _change_native(owner, table, family, config, keep_dropped)
+    _swap_classes(model, patched_class)
+
+
+def detach(model: PreTrainedModel, family: Family) -> None:
+    """Undo :func:`attach`. All checks come before the first change.
+
+    Raises:
+        PatchStateError: if the model never had the native positions that would have to come back.
+    """
+    if any(module.__dict__.get(DROPPED) == () for module in model.modules()):
+        raise PatchStateError(
+            f"{type(model).__name__} cannot be unpatched: its native positions were dropped, and it was not made by "
+            "patch_model from a model that had them. Load the original checkpoint instead."
+        )
+    wrapped = [path for path, module in model.named_modules() if not _is_ours(module._modules.get("relpos"))]
+    if wrapped:
+        raise PatchStateError(
+            f"{type(model).__name__} cannot be unpatched: its relative positions are wrapped (by an adapter, at "
+            f"{wrapped[0]!r}). Merge or unload the adapter first."
+        )
+    for module in list(model.modules()):
+        if isinstance(module._modules.get("relpos"), RelPosLayer):
+            del module.relpos
+        module.__dict__.pop(SHARED_FROM, None)
+        if DROPPED in module.__dict__:
+            (table,) = module.__dict__.pop(DROPPED)
+            setattr(module, family.native.table, table.to(_like(module)))
+            if family.native.is_bias:
+                module.has_relative_attention_bias = True
+        if isinstance(module, GatedTable):
+            del module.relpos_gate
+    _swap_classes(model, lambda swapped: getattr(swapped, "relpos_original", None))
+
+
+def _swap_classes(model: PreTrainedModel, new_class: Callable[[type], type | None]) -> None:
+    """Give modules their new classes, also where Transformers names those that must stay in one piece on a device."""
+    names = {}
+    for module in model.modules():
+        new = new_class(type(module))
+        if new is not None:
+            names[type(module).__name__] = new.__name__
+            module.__class__ = new
+    for module in model.modules():
+        unsplit = vars(module).get("_no_split_modules")
+        if unsplit:
+            module._no_split_modules = {names.get(name, name) for name in unsplit}
+
+
+def _is_ours(child: nn.Module | None) -> bool:
+    return child is None or isinstance(child, RelPosLayer)
+
+
+def _check_layers(model: PreTrainedModel, family: Family, config: RelPosConfig, stacks: list[Stack]) -> None:
+    if not stacks:
+        found = sorted({type(module).__name__ for module in model.modules() if "Attention" in type(module).__name__})
+        raise NothingPatchedError(
+            f"{type(model).__name__} has no {family.attention} that does self-attention; its attention modules are: "
+            f"{', '.join(found) or 'none'}. Nothing was patched."
+        )
+    deepest = max(len(stack.attentions) for stack in stacks)
+    beyond = [layer for layer in config.layers or () if layer >= deepest]
+    if beyond:
+        raise NothingPatchedError(
+            f"RelPosConfig: `layers` names {beyond}, but {type(model).__name__} has the layers 0 to {deepest - 1}. "
+            "Nothing was patched."
+        )
+
+
+def _build_layers(
+    stack: Stack, family: Family, config: RelPosConfig
+) -> tuple[RelPosLayer | None, list[tuple[nn.Module, RelPosLayer | None]]]:
+    """The stack's shared module, and each attention's own (None: it uses the shared one)."""
+    shared: RelPosLayer | None = None
+    own: list[tuple[nn.Module, RelPosLayer | None]] = []
+    for index, attention in enumerate(stack.attentions):
+        if relpos_of(attention) is not None:
+            continue
+        active = config.layers is None or index in config.layers
+        if config.share_layers and active:
+            shared = shared or _build_layer(attention, family, config, active)
+            own.append((attention, None))
+        else:
+            own.append((attention, _build_layer(attention, family, config, active)))
+    return shared, own
+
+
+def _build_layer(attention: nn.Module, family: Family, config: RelPosConfig, active: bool) -> RelPosLayer:
+    like = _like(attention)
+    with torch.device(like.device):
+        layer = RelPosLayer(config, family.geometry(attention), active)
+    return layer.to(like.dtype).train(attention.training)
+
+
+def _like(module: nn.Module) -> torch.Tensor:
+    """A tensor whose device and dtype new parameters of a module take; quantised weights are passed over."""
+    parameters = list(module.parameters())
+    for parameter in parameters:
+        if parameter.is_floating_point():
+            return parameter
+    return torch.empty(0, device=parameters[0].device)
+
+
+def _native_tables(model: PreTrainedModel, family: Family) -> Iterator[tuple[nn.Module, nn.Embedding]]:
+    """Each native table that is still as the family made it, with the module that owns it."""
+    owner_class = getattr(family.modeling, family.native.owner)
+    for module in model.modules():
+        if isinstance(module, owner_class):
+            table = module._modules.get(family.native.table)
+            if type(table) is nn.Embedding:
+                yield module, table
+
+
+def _change_native(owner: Any, table: Any, family: Family, config: RelPosConfig, keep_dropped: bool) -> None:
+    if config.native == "drop":
+        owner.__dict__[DROPPED] = (table,) if keep_dropped else ()
+        if family.native.is_bias:
+            delattr(owner, family.native.table)
+            owner.has_relative_attention_bias = False
+        else:
+            setattr(owner, family.native.table, DroppedTable())
+        return
+    gated = config.native == "gate"
+    if family.native.is_bias and not gated:
+        return
+    table.__class__ = GatedTable if family.native.is_bias else PositionTable
+    table.relpos_gate = NativeGate(table.weight) if gated else None
+
+
+def own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:
+    """Every config object of a class that the model's modules hold, once each, and nobody else's.
+
+    A config may serve another model as well. Then this model gets a copy, and the other one stays as it is. What
+    contains the model, or holds its config within another config (an encoder-decoder), follows the change.
+    """
+    holders: dict[int, list[nn.Module]] = {}
+    configs: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if type(config) is config_class:
+            holders.setdefault(id(config), []).append(module)
+            configs[id(config)] = config
+    own = []
+    for key, config in configs.items():
+        if _held_elsewhere(config, model):
+            config = copy.deepcopy(config)
+            for module in holders[key]:
+                module.config = config
+        own.append(config)
+    return own
+
+
+def _held_elsewhere(config: Any, model: PreTrainedModel) -> bool:
+    """Whether a module that neither is in the model nor contains it holds this config object."""
+    inside = {id(vars(module)) for module in model.modules()}
+    for attributes in gc.get_referrers(config):
+        if not isinstance(attributes, dict) or id(attributes) in inside or "_modules" not in attributes:
+            continue
+        holders = [holder for holder in gc.get_referrers(attributes) if isinstance(holder, nn.Module)]
+        if any(all(module is not model for module in holder.modules()) for holder in holders):
+            return True
+    return False
+
+
+def change_configs(model: PreTrainedModel, config_class: Any, relpos: RelPosConfig) -> None:
+    """Make a model's configs those of a patched one."""
+    for config in own_configs(model, config_class.relpos_family.config_class):
+        _swap_config(config, config_class)
+        config.relpos = relpos
+
+
+def restore_configs(model: PreTrainedModel, config_class: type) -> None:
+    """Make the configs of a model that was unpatched those of its family again."""
+    for config in own_configs(model, type(model.config)):
+        _swap_config(config, config_class)
+        del config.relpos
+        if config._attn_implementation == ATTENTION_NAME:  # of a model that was loaded, and never had another
+            config._attn_implementation = model.get_correct_attn_implementation(None)
+        if config.architectures:
+            config.architectures = [name.removeprefix(CLASS_PREFIX) for name in config.architectures]
+
+
+def _swap_config(config: Any, config_class: type) -> None:
+    """Give a config another class, and with it that class's model type, which a loaded config also holds itself."""
+    config.__class__ = config_class
+    config.__dict__.pop("model_type", None)
