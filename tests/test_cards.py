@@ -35,6 +35,7 @@ from hf_relpos import (
 from hf_relpos.cards import ModelCardError, write_model_card
 from hf_relpos.cards.card import _head_of, model_card
 from hf_relpos.cards.facts import horizon, was_trained
+from hf_relpos.installing import HOW_TO_INSTALL, WITHOUT_INSTALLING
 from hf_relpos.schemes import AttentionGeometry
 
 BERT = {
@@ -61,7 +62,8 @@ def test_the_card_names_every_choice_of_the_patch(classifier, tmp_path):
     assert "one learned gate per layer and head" in text
     assert f"{patch_report(classifier).added:,} of" in text
     assert "the model's type, relpos-bert," in text
-    assert "`pip install hf_relpos`" in text
+    assert HOW_TO_INSTALL in text
+    assert WITHOUT_INSTALLING in text
 
 
 def test_several_schemes_and_other_choices_are_all_in_the_card(tmp_path):
@@ -415,4 +417,5 @@ def test_the_cards_of_the_projects_own_runs_say_what_was_measured_in_the_form_th
         assert f"| {name} | {result.metric_value:.4f} |" in card.text
     headings = [line for line in TEMPLATE.read_text().splitlines() if line.startswith("## ")]
     assert [line for line in card.text.splitlines() if line.startswith("## ")] == headings
+    assert HOW_TO_INSTALL in card.text
     assert f"({path.name})" in README.read_text()

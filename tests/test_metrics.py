@@ -69,7 +69,7 @@ def test_an_unknown_metric_is_refused_with_the_list_of_known_ones(load):
 def test_a_missing_dependency_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     monkeypatch.delitem(sys.modules, "hf_relpos.metrics.f1.f1", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=r"sklearn.*hf_relpos\[demo\]"):
+    with pytest.raises(ModuleNotFoundError, match=r'sklearn.*pip install "\.\[demo\]"'):
         load_metric("f1")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_relpos.errors import RelPosError
+from hf_relpos.installing import HOW_TO_INSTALL, WITHOUT_INSTALLING
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -203,6 +204,8 @@ def model_card(
         progress=[{name: _plain(value) for name, value in row.items()} for row in progress],
         trained=trained,
         standalone=standalone,
+        how_to_install=HOW_TO_INSTALL,
+        without_installing=WITHOUT_INSTALLING,
         limits=facts.limits(model, report.trained_length, trained),
     )
 

@@ -2,8 +2,8 @@
 
 Its model card is written, and a card that somebody wrote is left alone. And the saved config points at one small file
 that imports this package. Transformers runs it only if it does not know the model's type and is told
-`trust_remote_code=True`; then it loads the model, or says ``Run `pip install hf_relpos` ``, where it would otherwise
-advise to update Transformers.
+`trust_remote_code=True`; then it loads the model, or says how to install the package, where it would otherwise advise
+to update Transformers.
 """
 
 from __future__ import annotations

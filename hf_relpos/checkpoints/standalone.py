@@ -16,6 +16,7 @@ from hf_relpos.cards.saving import card_for_push, write_card
 from hf_relpos.checkpoints.bundle import LICENCE, PACKAGE, PREFIX, bundled_files, file_of, is_bundled
 from hf_relpos.compat import transformers as compat
 from hf_relpos.errors import PatchStateError
+from hf_relpos.installing import HOW_TO_INSTALL, WITHOUT_INSTALLING
 from hf_relpos.modeling.state import is_patched_model
 from hf_relpos.version import __version__
 
@@ -26,10 +27,21 @@ if TYPE_CHECKING:
 ENTRY = "modeling_hf_relpos"
 ENTRY_FILE = f"{ENTRY}.py"
 
+# The import stands in a `try`: Transformers would take another for the name of a package to install from an index.
 _ENTRY_OF_PACKAGE = '''\
-"""The code of this model is the Python package hf_relpos: pip install hf_relpos."""
+"""The code of this model is the Python package hf_relpos."""
 
-from hf_relpos import {config}
+try:
+    from hf_relpos import {config}
+except ModuleNotFoundError as error:
+    if error.name != "hf_relpos":
+        raise
+    raise ModuleNotFoundError(
+        "The code of this model is the Python package hf_relpos, which is not installed. "
+        "{how_to_install} "
+        "{without_installing}",
+        name="hf_relpos",
+    ) from None
 
 __all__ = ["{config}"]
 '''
@@ -170,7 +182,13 @@ def auto_map(model: Any) -> dict[str, str]:
 
 def entry_of_package(model: Any) -> str:
     """The text of the file that imports this package, for a plain save."""
-    return _generated(_ENTRY_OF_PACKAGE.format(config=type(model.config).__name__))
+    return _generated(
+        _ENTRY_OF_PACKAGE.format(
+            config=type(model.config).__name__,
+            how_to_install=HOW_TO_INSTALL,
+            without_installing=WITHOUT_INSTALLING,
+        )
+    )
 
 
 def entry_of_bundle(model: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hf_relpos.errors import RelPosError
+from hf_relpos.installing import install_command
 
 
 class CommandError(RelPosError):
@@ -16,6 +17,6 @@ class CheckFailed(RelPosError):
 def extra_missing(package: str, purpose: str) -> CommandError:
     """The error for a package of the `demo` extra that is not installed."""
     return CommandError(
-        f"{purpose} needs the package {package}, which is not installed. "
-        'Install what the demo needs with: pip install "hf_relpos[demo]"'
+        f"{purpose} needs the package {package}, which is not installed. Install what the demo needs, in a checkout of "
+        f"hf_relpos's repository, with: {install_command('demo')}"
     )

@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_relpos.installing import install_command
+
 if TYPE_CHECKING:
     import evaluate
 
@@ -56,8 +58,8 @@ def load_metric(name: str, **kwargs: Any) -> evaluate.Metric:
         module = importlib.import_module(f"{__name__}.{name}.{name}")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"The metric {name!r} needs the module {error.name!r}, which is not installed. "
-            'Install it with: pip install "hf_relpos[demo]"',
+            f"The metric {name!r} needs the module {error.name!r}, which is not installed. Install it, "
+            f"in a checkout of hf_relpos's repository, with: {install_command('demo')}",
             name=error.name,
         ) from error
     # evaluate creates its cache folder even for a metric that lives in memory: give it one that goes away.
