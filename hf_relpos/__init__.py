@@ -16,6 +16,7 @@ from hf_relpos.errors import (
     PatchStateError,
     RelPosConfigError,
     RelPosError,
+    UnknownFieldError,
     UnsupportedModelError,
 )
 from hf_relpos.families import FAMILIES
@@ -49,6 +50,7 @@ __all__ = [
     "RelPosTrainerMixin",
     "Shaw",
     "T5Bias",
+    "UnknownFieldError",
     "UnsupportedModelError",
     "__version__",
     "is_patched",
@@ -100,11 +102,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     if name.startswith(CLASS_PREFIX):
-        module = "hf_relpos.modeling.configs" if name.endswith("Config") else "hf_relpos.models"
-        try:
-            return getattr(import_module(module), name)
-        except AttributeError:
-            pass
+        return vars(configs)[name] if name in vars(configs) else getattr(import_module("hf_relpos.models"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

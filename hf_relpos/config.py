@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
-from hf_relpos.errors import RelPosConfigError, wrong_value
+from hf_relpos.errors import RelPosConfigError, UnknownFieldError, refuse_unknown, wrong_value
 from hf_relpos.schemes import SCHEMES, SchemeConfig
 from hf_relpos.version import __version__
 
@@ -31,7 +31,8 @@ class RelPosConfig:
         engine: how attention is computed; ``"auto"`` picks the fastest engine that is exact for the case.
 
     Raises:
-        RelPosConfigError: (a ``ValueError``) for a wrong value; names the field, the value and what is allowed.
+        RelPosConfigError: (a ``ValueError``) for a wrong value; names the field, the value and what is allowed. For a
+            field that there is not, an :class:`UnknownFieldError` (also a ``TypeError``).
     """
 
     schemes: Sequence[SchemeConfig | str | Mapping[str, Any]] | SchemeConfig | str = ()
@@ -42,7 +43,13 @@ class RelPosConfig:
     share_layers: bool = False
     engine: str = "auto"
 
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """A new config, if it has all the fields given."""
+        refuse_unknown(cls.__name__, given, cls.names(), "; what only a scheme has goes into its own config")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
+        _refuse_class("schemes", self.schemes)
         schemes = [self.schemes] if isinstance(self.schemes, (str, SchemeConfig)) else self.schemes
         if not isinstance(schemes, Sequence) or not schemes:
             raise self._wrong("schemes", f"at least one scheme: {_scheme_names()} or a scheme config")
@@ -69,6 +76,11 @@ class RelPosConfig:
         return wrong_value("RelPosConfig", field, getattr(self, field), allowed)
 
     @classmethod
+    def names(cls) -> list[str]:
+        """The names of the fields."""
+        return [field.name for field in fields(cls)]
+
+    @classmethod
     def of(cls, relpos: RelPosLike) -> RelPosConfig:
         """The config that a user's shorthand stands for.
 
@@ -78,6 +90,7 @@ class RelPosConfig:
         Raises:
             RelPosConfigError: if it is none of these, or holds a wrong value.
         """
+        _refuse_class("relpos", relpos)
         if isinstance(relpos, RelPosConfig):
             return relpos
         if isinstance(relpos, Mapping):
@@ -105,7 +118,7 @@ class RelPosConfig:
         """
         given = dict(values)
         version = given.pop("version", None)
-        _refuse_unknown("RelPosConfig", given, [field.name for field in fields(cls)], version)
+        refuse_unknown(cls.__name__, given, cls.names(), _written_by(version))
         schemes = given.get("schemes")
         if isinstance(schemes, (list, tuple)):
             given["schemes"] = [_scheme(entry, version) for entry in schemes]
@@ -125,6 +138,7 @@ def _scheme_names() -> str:
 
 def _scheme(entry: Any, version: str | None = None) -> SchemeConfig:
     """One entry of ``schemes`` as its config."""
+    _refuse_class("schemes", entry)
     if isinstance(entry, SchemeConfig):
         return entry
     if isinstance(entry, str):
@@ -136,16 +150,37 @@ def _scheme(entry: Any, version: str | None = None) -> SchemeConfig:
     if name not in SCHEMES:
         raise wrong_value("RelPosConfig", "scheme", name, f"one of {_scheme_names()}{_written_by(version)}")
     scheme = SCHEMES[name]
-    _refuse_unknown(scheme.__name__, given, [field.name for field in fields(scheme)], version)
+    refuse_unknown(scheme.__name__, given, scheme.names(), _written_by(version))
     return scheme(**given)
 
 
-def _refuse_unknown(owner: str, given: Mapping[str, Any], known: list[str], version: str | None) -> None:
-    unknown = sorted(set(given) - set(known))
-    if unknown:
+def refuse_choices(owner: str, given: Mapping[str, Any]) -> None:
+    """Raise the error for choices that were given beside ``relpos``, if there are any.
+
+    Args:
+        owner: what was called with them.
+        given: the choices, by name.
+
+    Raises:
+        UnknownFieldError: (a ``ValueError`` and a ``TypeError``) says where they belong.
+    """
+    if not given:
+        return
+    ours = [f"{name}={value!r}" for name, value in given.items() if name in RelPosConfig.names()]
+    where = (
+        f"give it as relpos=RelPosConfig(schemes=..., {', '.join(ours)})"
+        if ours
+        else f"RelPosConfig has {', '.join(map(repr, RelPosConfig.names()))}, and a scheme's config its own fields"
+    )
+    raise UnknownFieldError(
+        f"{owner} has no argument {', '.join(map(repr, given))}: all choices are made in `relpos`; {where}."
+    )
+
+
+def _refuse_class(field: str, value: object) -> None:
+    if isinstance(value, type) and issubclass(value, (SchemeConfig, RelPosConfig)):
         raise RelPosConfigError(
-            f"{owner} has no field {', '.join(map(repr, unknown))}; it has {', '.join(map(repr, known))}"
-            f"{_written_by(version)}."
+            f"RelPosConfig: `{field}` is the class {value.__name__}, but must be made of it: {value.__name__}(...)."
         )
 
 

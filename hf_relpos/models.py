@@ -36,7 +36,23 @@ def __getattr__(name: str) -> Any:
             _classes_of(family)
             if name in globals():
                 return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(_not_there(name))
+
+
+def _not_there(name: str) -> str:
+    """What to say of a class that there is not: which ones its family has, or which families there are."""
+    for family in FAMILIES.values():
+        if name.startswith(CLASS_PREFIX + family.prefix):
+            models = [made.__name__ for made in _classes_of(family).values() if issubclass(made, PreTrainedModel)]
+            return (
+                f"hf_relpos has no {name!r}. Of this family there are the models that Transformers has: "
+                f"{', '.join(sorted(models))}, and {CONFIGS[family.config_class].__name__}."
+            )
+    prefixes = ", ".join(f"{CLASS_PREFIX}{family.prefix}..." for family in FAMILIES.values())
+    return (
+        f"hf_relpos has no {name!r}. Its classes are named after those of Transformers, for the supported families: "
+        f"{prefixes}."
+    )
 
 
 def __dir__() -> list[str]:

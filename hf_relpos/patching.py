@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Never, TypeVar
 
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_relpos.compat.accelerate import undo_preparing
-from hf_relpos.config import RelPosConfig, RelPosLike
+from hf_relpos.config import RelPosConfig, RelPosLike, refuse_choices
 from hf_relpos.errors import PatchStateError
 from hf_relpos.modeling import wiring
 from hf_relpos.modeling.admission import patchable, prepared_modules
@@ -24,7 +24,7 @@ logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
-def patch_model(model: Model, relpos: RelPosLike) -> Model:
+def patch_model(model: Model, relpos: RelPosLike, **choices: Never) -> Model:
     """Give a pretrained model relative positions, in place.
 
     With tables that start at zero (the default) the model computes what it computed before, and learns from there.
@@ -34,6 +34,7 @@ def patch_model(model: Model, relpos: RelPosLike) -> Model:
         model: a BERT, GPT-2, T5, MT5 or UMT5 model of Transformers, with any head. Patch before wrapping it (PEFT,
             DDP, ``torch.compile``, ``accelerator.prepare``) and before making the optimizer.
         relpos: a scheme config, a scheme's name, several of these, or a :class:`RelPosConfig`.
+        **choices: none; those of a :class:`RelPosConfig`, given here, are told where they belong.
 
     Returns:
         The same object.
@@ -42,10 +43,12 @@ def patch_model(model: Model, relpos: RelPosLike) -> Model:
         UnsupportedModelError: (a ``TypeError``) if it is no such model; says what is supported, or what to do first.
         PatchStateError: (a ``ValueError``) if the model is patched already.
         NothingPatchedError: (a ``ValueError``) if there is no layer to patch.
-        RelPosConfigError: (a ``ValueError``) for a wrong choice.
+        RelPosConfigError: (a ``ValueError``) for a wrong choice; for one given beside ``relpos``, an
+            :class:`UnknownFieldError` (also a ``TypeError``).
 
     Whatever is raised, the model is unchanged.
     """
+    refuse_choices("patch_model", choices)
     family = patchable(model)
     config = RelPosConfig.of(relpos)
     prepared = prepared_modules(model, "Patch", patched_class)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -121,6 +123,12 @@ def test_what_a_newer_version_wrote_is_refused_with_both_versions(change: dict[s
         assert part in str(refusal.value)
 
 
+def test_the_checks_of_the_fields_leave_copies_and_pickles_alone():
+    config = RelPosConfig([Shaw(3), T5Bias(8, 20)], native="drop")
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+    assert dataclasses.replace(config, native="keep").native == "keep"
+
+
 def test_an_unknown_field_of_this_version_does_not_blame_the_version():
     with pytest.raises(RelPosConfigError) as refusal:
         RelPosConfig.from_dict({**RelPosConfig("shaw").to_dict(), "rotation": 3})
@@ -134,6 +142,6 @@ def test_a_newer_version_that_wrote_nothing_new_is_read():
 
 def test_reading_does_not_change_what_is_read():
     written = RelPosConfig([Shaw(), T5Bias()]).to_dict()
-    copy = json.loads(json.dumps(written))
+    before = json.loads(json.dumps(written))
     RelPosConfig.from_dict(written)
-    assert json.loads(json.dumps(written)) == copy
+    assert json.loads(json.dumps(written)) == before

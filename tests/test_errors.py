@@ -22,6 +22,7 @@ from hf_relpos import (
     RelPosError,
     Shaw,
     T5Bias,
+    UnknownFieldError,
     UnsupportedModelError,
     is_patched,
     patch_model,
@@ -67,6 +68,64 @@ def refused(error, *words, model=None, relpos="shaw", call=None):
 )
 def test_unknown_scheme_or_field_is_named_and_the_model_unchanged(family, relpos, words):
     refused(RelPosConfigError, *words, model=build(family), relpos=relpos)
+
+
+@pytest.mark.parametrize(
+    ("relpos", "named"),
+    [(Shaw, "Shaw"), ([T5Bias], "T5Bias"), (RelPosConfig, "RelPosConfig"), ({"schemes": Shaw}, "Shaw")],
+)
+def test_a_class_in_place_of_what_is_made_of_it_is_told_so(relpos, named):
+    refused(
+        RelPosConfigError,
+        f"is the class {named}, but must be made of it: {named}(...)",
+        model=build("bert"),
+        relpos=relpos,
+    )
+
+
+def test_the_class_of_a_model_in_place_of_a_model_is_told_so():
+    refused(
+        UnsupportedModelError, "was given the class BertModel, but takes a model of it", model=transformers.BertModel
+    )
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"native": "drop", "window": 3}, ("'native', 'window'", "RelPosConfig(schemes=..., native='drop', window=3)")),
+        ({"max_distance": 3}, ("'max_distance'", "RelPosConfig has 'schemes', 'native'", "a scheme's config its own")),
+    ],
+)
+def test_choices_beside_relpos_are_told_where_they_belong(choices, words):
+    model = build("bert")
+    call = functools.partial(patch_model, model, "shaw", **choices)
+    refused(UnknownFieldError, "patch_model has no argument", *words, model=model, call=call)
+
+
+def test_choices_beside_relpos_are_told_where_they_belong_while_loading_too(tmp_path):
+    build("bert").save_pretrained(tmp_path)
+    load = functools.partial(hf_relpos.RelPosBertForMaskedLM.from_pretrained, tmp_path, relpos="shaw")
+    refused(
+        UnknownFieldError,
+        "RelPosBertForMaskedLM has no argument 'native'",
+        "RelPosConfig(schemes=..., native='drop')",
+        call=functools.partial(load, native="drop"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (RelPosConfig, ("'schemes'", "'engine'", "a scheme has")),
+        (Shaw, ("'max_distance'", "'rank'")),
+        (T5Bias, ("'num_buckets'",)),
+    ],
+)
+def test_a_field_that_a_config_does_not_have_is_named_with_those_it_has(cls, words):
+    said = refused(
+        UnknownFieldError, f"{cls.__name__} has no field 'spin'", *words, call=functools.partial(cls, spin=3)
+    )
+    assert "written by" not in said
 
 
 @pytest.mark.core
@@ -278,7 +337,8 @@ def test_unpatching_a_model_that_never_had_its_native_positions_is_refused(famil
 
 def test_every_error_is_also_the_built_in_one_people_catch():
     assert issubclass(UnsupportedModelError, TypeError)
-    for error in (PatchStateError, NothingPatchedError, RelPosConfigError):
+    assert issubclass(UnknownFieldError, TypeError)
+    for error in (PatchStateError, NothingPatchedError, RelPosConfigError, UnknownFieldError):
         assert issubclass(error, ValueError)
         assert issubclass(error, RelPosError)
 

@@ -292,8 +292,22 @@ def test_public_names_are_listed_and_misspelt_ones_are_not_there():
     assert hf_relpos.RelPosT5Config.model_type == "relpos-t5"
     for name in hf_relpos.__all__:
         assert getattr(hf_relpos, name) is not None
-    with pytest.raises(AttributeError, match="RelPosBertForNothing"):
-        _ = hf_relpos.RelPosBertForNothing
+    assert not hasattr(hf_relpos, "patch")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("RelPosBertForNothing", ("RelPosBertForMaskedLM", "RelPosBertModel", "RelPosBertConfig")),
+        ("RelPosT5Configuration", ("RelPosT5ForConditionalGeneration", "RelPosT5Config")),
+        ("RelPosGranite", ("RelPosBert...", "RelPosUMT5...", "supported families")),
+    ],
+)
+def test_a_class_that_there_is_not_is_told_which_there_are(name, words):
+    with pytest.raises(AttributeError, match=f"hf_relpos has no '{name}'") as refusal:
+        getattr(hf_relpos, name)
+    for word in words:
+        assert word in str(refusal.value)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

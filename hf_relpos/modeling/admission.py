@@ -22,6 +22,11 @@ def patchable(model: Any) -> Family:
         raise UnsupportedModelError(
             f"{type(model).__name__} is a model already wrapped by {wrapper}. Patch the model first, then wrap it."
         )
+    if isinstance(model, type):
+        raise UnsupportedModelError(
+            f"patch_model was given the class {model.__name__}, but takes a model of it, for one "
+            f"{model.__name__}.from_pretrained(...). {_supported()}"
+        )
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
             f"patch_model takes a model of Transformers, but was given {type(model).__name__}. {_supported()} "

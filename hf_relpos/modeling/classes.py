@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_relpos.config import RelPosConfig
+from hf_relpos.config import RelPosConfig, refuse_choices
 from hf_relpos.errors import PatchStateError
 from hf_relpos.families import Family
 from hf_relpos.modeling import state, wiring
@@ -48,7 +48,9 @@ class RelPosModelMixin(_Base):
         Raises:
             PatchStateError: if there are no relative positions, or two different ones.
             UnsupportedModelError: if the config is none of these.
+            UnknownFieldError: (a ``TypeError``) for choices beside ``relpos`` that belong into it.
         """
+        refuse_choices(type(self).__name__, {name: kwargs[name] for name in kwargs.keys() & RelPosConfig.names()})
         super().__init__(with_relpos(config, relpos, type(self)), *args, **kwargs)
 
     def post_init(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_relpos.errors import RelPosConfigError, wrong_value
+from hf_relpos.errors import RelPosConfigError, refuse_unknown, wrong_value
 from hf_relpos.terms import RelativeTerms
 
 INITS = ("zeros", "trunc_normal")
@@ -44,6 +44,16 @@ class SchemeConfig(ABC):
     """Base of the scheme configs. A subclass names itself, checks its fields and builds its module."""
 
     name: ClassVar[str]
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """A new config, if it has all the fields given."""
+        refuse_unknown(cls.__name__, given, cls.names())
+        return super().__new__(cls)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of the fields."""
+        return [field.name for field in fields(cls)]
 
     @abstractmethod
     def build(self, geometry: AttentionGeometry) -> Scheme:
