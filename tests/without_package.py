@@ -1,7 +1,8 @@
 """Loads saved models in a process that cannot import `hf_relpos`, and says what it saw. Run by tests as a script.
 
 The command line is one JSON object: what to load, for each Auto class by what name; where the inputs and the expected
-outputs are; what to save again. The last line printed is a JSON object with an outcome for each.
+outputs are, or where to put the outputs; what to save again. The last line printed is a JSON object with an outcome for
+each.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ def outcome_of(task: dict[str, Any]) -> Any:
         return f"{type(error).__name__}: {error}"
     if "resave" in task:
         loaded.save_pretrained(task["resave"])
+    if "outputs" in task:
+        with torch.no_grad():
+            outputs = [loaded.eval()(**batch)[0] for batch in torch.load(task["inputs"])]
+        torch.save(outputs, task["outputs"])
     if "expected" not in task:
         return type(loaded).__name__
     expected = torch.load(task["expected"])
