@@ -62,7 +62,7 @@ class Problem:
 
     def terms(self) -> RelativeTerms:
         """What the scheme's tables are to the engines; part of the work that is measured."""
-        return self.scheme()
+        return self.scheme.tables(self.mask.reach, self.query)
 
     def leaves(self) -> dict[str, Tensor]:
         """Everything that gets a gradient."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from hf_relpos.errors import RelPosConfigError, UnknownFieldError, refuse_unknown, wrong_value
 from hf_relpos.schemes import SCHEMES, SchemeConfig
+from hf_relpos.schemes.base import TABLES
 from hf_relpos.version import __version__
 
 NATIVE = ("keep", "gate", "drop")
@@ -24,7 +25,8 @@ class RelPosConfig:
         native: what becomes of the positions the model was pretrained with: ``"keep"`` them, ``"gate"`` them (times a
             learned number that starts at 1) or ``"drop"`` them.
         gate: how strongly the relative terms act: ``"none"`` leaves them alone, ``"head"`` learns one number per layer
-            and head, ``"token"`` computes one from each query. Every gate starts at exactly 1.
+            and head, ``"token"`` computes one from each query. Every gate starts at exactly 1. Where no scheme has
+            terms (a rotation, a branch) there is nothing to gate, and this becomes ``"none"``.
         window: local attention; a query sees keys at most this far away. None sees all.
         layers: the layers that get relative positions, counted from 0 in each stack; None means all.
         share_layers: one set of tables and gates for all layers of a stack instead of one per layer.
@@ -66,11 +68,55 @@ class RelPosConfig:
             object.__setattr__(self, "layers", tuple(sorted(set(layers))))
         if not isinstance(self.share_layers, bool):
             raise self._wrong("share_layers", "True or False")
+        self._check_combination()
+        if not any(scheme.parts & TABLES for scheme in self.scheme_configs):
+            object.__setattr__(self, "gate", "none")
+
+    def _check_combination(self) -> None:
+        """Refuse schemes that cannot act together, or not in these layers."""
+        schemes = self.scheme_configs
+        rotations = [scheme for scheme in schemes if "rotation" in scheme.parts]
+        vectors = [scheme for scheme in schemes if scheme.parts & {"query", "key"}]
+        if len(rotations) > 1:
+            raise self._wrong("schemes", "schemes of which at most one rotates queries and keys")
+        if rotations and vectors:
+            raise self._wrong(
+                "schemes",
+                f"schemes that go together: {rotations[0].name!r} rotates queries and keys, and {vectors[0].name!r} "
+                "multiplies its vectors with them as they are; a bias goes with either",
+            )
+        for scheme in schemes:
+            if scheme.first_layers is None:
+                continue
+            if self.share_layers:
+                raise self._wrong("share_layers", f"False where a scheme acts in the first layers only: {scheme}")
+            if self.layers is not None and min(self.layers) >= scheme.first_layers:
+                raise self._wrong(
+                    "layers", f"None or contain one in which {scheme} acts: {_below(scheme.first_layers)}"
+                )
 
     @property
     def scheme_configs(self) -> tuple[SchemeConfig, ...]:
         """``schemes``, which were turned into configs when this was made."""
         return self.schemes  # type: ignore[return-value]
+
+    @property
+    def function(self) -> RelPosConfig:
+        """This config without what only changes how attention is computed, or where training starts.
+
+        Two configs compute the same function, given the same parameters, where these are equal.
+        """
+        return replace(self, schemes=[scheme.function for scheme in self.scheme_configs], engine="auto")
+
+    @property
+    def starts_exact(self) -> bool:
+        """Whether a fresh patch leaves the model's function as it was."""
+        return self.native != "drop" and self.window is None and all(s.starts_exact for s in self.scheme_configs)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a patch adds parameters."""
+        return self.native == "gate" or self.gate != "none" or any(s.learns for s in self.scheme_configs)
 
     def _wrong(self, field: str, allowed: str) -> RelPosConfigError:
         return wrong_value("RelPosConfig", field, getattr(self, field), allowed)
@@ -130,6 +176,10 @@ RelPosLike = RelPosConfig | SchemeConfig | str | Sequence[SchemeConfig | str] | 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _below(count: int) -> str:
+    return "0" if count == 1 else f"0 to {count - 1}"
 
 
 def _scheme_names() -> str:

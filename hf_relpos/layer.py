@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import add
-
 from torch import Tensor, nn
 
+from hf_relpos.calls import AttentionCall, Contribution
 from hf_relpos.config import RelPosConfig
 from hf_relpos.gates import GATES
-from hf_relpos.schemes import AttentionGeometry
+from hf_relpos.schemes import AttentionGeometry, Scheme, SchemeConfig
+from hf_relpos.schemes.base import TABLES
 from hf_relpos.terms import RelativeTerms
 
 
@@ -30,24 +29,36 @@ class RelPosLayer(nn.Module):
         super().__init__()
         self.config = config
         schemes = config.scheme_configs if active else ()
-        self.schemes = nn.ModuleList(scheme.build(geometry) for scheme in schemes)
+        self.schemes = nn.ModuleList(
+            scheme.build(geometry) if _acts(scheme, geometry) else Scheme() for scheme in schemes
+        )
         gate = GATES[config.gate]
-        self.gate = gate(geometry) if gate is not None and active else None
+        has_terms = any(scheme.parts & TABLES and _acts(scheme, geometry) for scheme in schemes)
+        self.gate = gate(geometry) if gate is not None and has_terms else None
 
-    def forward(self, query: Tensor, native_bias: Tensor | None = None) -> RelativeTerms:
-        """The layer's terms as its parameters are now.
+    def forward(self, call: AttentionCall, native_bias: Tensor | None = None) -> Contribution:
+        """What the layer's schemes make of a call together, as their parameters are now.
 
         Every parameter is read in here: hooks that bring parameters to the device (offloading, sharding) act around
         ``forward``, and an attribute read from outside would meet a placeholder.
 
         Args:
-            query: ``[batch, heads, queries, head_dim]``, for the token gate.
+            call: the queries, keys, values and mask.
             native_bias: ``[heads, 2k + 1]``, the bias the model was pretrained with, or None.
         """
-        terms = reduce(add, [scheme() for scheme in self.schemes]) if self.schemes else RelativeTerms()
+        terms, query, key, branch = RelativeTerms(), call.query, call.key, None
+        for scheme in self.schemes:
+            part: Contribution = scheme(call)
+            terms = terms + part.terms
+            if part.query is not call.query:  # the one that rotates, see RelPosConfig
+                query, key = part.query, part.key
+            if part.branch is not None:
+                branch = part.branch if branch is None else branch + part.branch
         if self.gate is not None:
-            terms = self.gate(terms, query)
-        return terms if native_bias is None else terms.with_native_bias(native_bias)
+            terms = self.gate(terms, call.query)
+        if native_bias is not None:
+            terms = terms.with_native_bias(native_bias)
+        return Contribution(terms, query, key, branch)
 
     def extra_repr(self) -> str:
         """The choices that no child module shows."""
@@ -55,3 +66,7 @@ class RelPosLayer(nn.Module):
         if self.config.window is not None:
             shown.append(f"window={self.config.window}")
         return ", ".join(shown)
+
+
+def _acts(scheme: SchemeConfig, geometry: AttentionGeometry) -> bool:
+    return scheme.first_layers is None or geometry.layer < scheme.first_layers

@@ -95,6 +95,19 @@ class AttentionMask:
             and all(rule is None for rule in (self.window, self.padding, self.pattern, self.dense))
         )
 
+    @property
+    def reach(self) -> int:
+        """No query is farther than this from a key that it may see, as far as position, causality and window tell.
+
+        A position that is only known on the device is taken to be among the keys.
+        """
+        if isinstance(self.query_offset, Tensor):
+            return self.key_length - 1
+        back = self.query_offset + self.query_length - 1
+        ahead = 0 if self.causal else self.key_length - 1 - self.query_offset
+        farthest = max(back, ahead, 0)
+        return farthest if self.window is None else min(farthest, self.window)
+
     def check(self, query: torch.Size, key: torch.Size) -> None:
         """Refuse a mask that is not for these queries ``[batch, heads, queries, dim]`` and keys.
 

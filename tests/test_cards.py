@@ -298,7 +298,7 @@ def test_where_the_start_values_are_random_or_not_here_nothing_is_claimed():
 @pytest.mark.parametrize("scheme", [T5Bias(), T5Bias(64, 300), T5Bias(8, 6), Shaw(5), Shaw(1, rank=2), ClippedBias(7)])
 def test_the_stated_horizon_is_where_the_tables_become_constant(scheme, causal):
     geometry = AttentionGeometry(num_heads=2, head_dim=8, causal=causal)
-    far = 3 * scheme.max_offset
+    far = 3 * scheme.horizon
     distances = range(far + 1)
     if isinstance(scheme, T5Bias):  # by the published function
         offsets = -torch.arange(far + 1)

@@ -514,7 +514,7 @@ class TestPlots:
         assert any(layer.startswith("decoder") for layer in layers)
 
     def test_a_model_without_a_patch_is_refused(self, tmp_path):
-        with pytest.raises(CommandError, match="no relative tables"):
+        with pytest.raises(CommandError, match="is not patched"):
             plots.plot_learned(tiny_classifier(), tmp_path / "learned.png")
 
 

@@ -10,7 +10,7 @@ from hf_relpos.engines import attend
 from hf_relpos.gates import GATES, HeadGate, TokenGate
 from hf_relpos.layer import RelPosLayer
 from hf_relpos.masks import AttentionMask
-from hf_relpos.schemes import AttentionGeometry
+from hf_relpos.schemes import AttentionCall, AttentionGeometry
 from hf_relpos.terms import RelativeTerms
 
 GEOMETRY = AttentionGeometry(num_heads=3, head_dim=4, causal=False)
@@ -25,6 +25,10 @@ def layer(gate: str) -> RelPosLayer:
     return built
 
 
+def call(query: torch.Tensor) -> AttentionCall:
+    return AttentionCall(query, query, query, AttentionMask(query.shape[2], query.shape[2]))
+
+
 def output(terms: RelativeTerms, query: torch.Tensor) -> torch.Tensor:
     mask = AttentionMask(query.shape[2], query.shape[2])
     return attend(query, query, query, terms, mask, scale=0.5)[0]
@@ -36,8 +40,8 @@ def output(terms: RelativeTerms, query: torch.Tensor) -> torch.Tensor:
 def test_a_fresh_gate_is_exactly_one(gate: str, dtype: torch.dtype):
     query = torch.randn(2, 3, 5, 4).to(dtype)
     gated = layer(gate).to(dtype)
-    terms = gated(query)
-    open_terms = gated.schemes[0]() + gated.schemes[1]()
+    terms = gated(call(query)).terms
+    open_terms = gated.schemes[0].tables(0, query) + gated.schemes[1].tables(0, query)
     for name in ("bias", "query", "value"):
         table, plain = getattr(terms, name), getattr(open_terms, name)
         assert torch.equal(table, plain.expand_as(table))
@@ -50,13 +54,13 @@ def test_a_fresh_gate_is_exactly_one(gate: str, dtype: torch.dtype):
 def test_every_gate_parameter_has_a_gradient_and_an_effect(gate: str):
     gated = layer(gate)
     query = torch.randn(2, 3, 5, 4)
-    before = output(gated(query), query)
+    before = output(gated(call(query)).terms, query)
     before.square().sum().backward()
     for name, parameter in gated.gate.named_parameters():
         assert (parameter.grad != 0).all(), name
         with torch.no_grad():
             parameter += torch.randn_like(parameter)
-            assert (output(gated(query), query) - before).abs().max() > 1e-3, name
+            assert (output(gated(call(query)).terms, query) - before).abs().max() > 1e-3, name
 
 
 @pytest.mark.parametrize("gate", LEARNED)
@@ -69,16 +73,16 @@ def test_no_gate_touches_the_native_bias(gate: str):
     expected = output(RelativeTerms(native_bias=native), query)
     if gate == "token":
         torch.nn.init.zeros_(gated.gate.weight)  # leaves the bias: a closed gate whatever the query
-    torch.testing.assert_close(output(gated(query, native), query), expected)
+    torch.testing.assert_close(output(gated(call(query), native).terms, query), expected)
 
 
 def test_a_head_gate_of_zero_closes_that_head_alone():
     gated = layer("head")
     query = torch.randn(2, 3, 5, 4)
-    opened = output(gated(query), query)
+    opened = output(gated(call(query)).terms, query)
     with torch.no_grad():
         gated.gate.weight[1] = 0.0
-    closed = output(gated(query), query)
+    closed = output(gated(call(query)).terms, query)
     plain = output(RelativeTerms(), query)
     torch.testing.assert_close(closed[:, 1], plain[:, 1])
     torch.testing.assert_close(closed[:, [0, 2]], opened[:, [0, 2]])
@@ -114,9 +118,10 @@ def test_an_inactive_layer_has_no_parameters_and_passes_the_native_bias_on():
     inactive = RelPosLayer(RelPosConfig("shaw"), GEOMETRY, active=False)
     assert not list(inactive.parameters())
     native = torch.randn(3, 5)
-    terms = inactive(torch.randn(1, 3, 2, 4), native)
+    query = torch.randn(1, 3, 2, 4)
+    terms = inactive(call(query), native).terms
     assert terms.native_bias is native
-    assert inactive(torch.randn(1, 3, 2, 4)).is_empty
+    assert inactive(call(query)).terms.is_empty
 
 
 @pytest.mark.parametrize("engine", ["auto", "eager", "blockwise", "dense", "banded"])

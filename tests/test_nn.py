@@ -17,7 +17,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_relpos import ClippedBias, RelPosConfigError, Shaw, T5Bias
 from hf_relpos.engines import ENGINES, REFUSES
+from hf_relpos.masks import AttentionMask
 from hf_relpos.nn import RelativeMultiheadAttention, RelativePositionBias, SinusoidalPositionalEncoding
+from hf_relpos.schemes import AttentionCall
 
 TAKE_ALL = [name for name in ENGINES if name not in REFUSES]
 TAKE_ALL_SCHEMES = [name for name in ENGINES if name != "toeplitz"]  # which takes biases only
@@ -46,7 +48,8 @@ def expected_output(
         return states.view(BATCH, -1, HEADS, SIZE // HEADS).transpose(1, 2)
 
     q, k, v = heads(module.q_proj(query)), heads(module.k_proj(key)), heads(module.v_proj(value))
-    output, weights = reference.attention(q, k, v, module.relpos(q), scale=(SIZE // HEADS) ** -0.5, **reference_options)
+    terms = module.relpos(AttentionCall(q, k, v, AttentionMask(q.shape[2], k.shape[2]))).terms
+    output, weights = reference.attention(q, k, v, terms, scale=(SIZE // HEADS) ** -0.5, **reference_options)
     return module.out_proj(output.transpose(1, 2).reshape(BATCH, -1, SIZE)), weights
 
 
@@ -69,7 +72,7 @@ def test_self_attention_equals_the_reference(schemes: Any, gate: str, engine: st
 def test_the_default_scheme_is_shaw_with_the_distance_given():
     module = RelativeMultiheadAttention(SIZE, HEADS, max_distance=5)
     assert module.relpos.config.schemes == (Shaw(max_distance=5, init="trunc_normal"),)
-    assert RelativeMultiheadAttention(SIZE, HEADS).relpos.config.schemes[0].max_offset == 8
+    assert RelativeMultiheadAttention(SIZE, HEADS).relpos.config.schemes[0].horizon == 8
     assert RelativeMultiheadAttention(SIZE, HEADS, schemes="t5").relpos.config.schemes == (T5Bias(),)
 
 

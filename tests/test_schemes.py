@@ -16,7 +16,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from hf_relpos import ClippedBias, RelPosConfig, RelPosConfigError, Shaw, T5Bias, patch_model
 from hf_relpos.engines import ENGINES, attend
 from hf_relpos.masks import AttentionMask
-from hf_relpos.schemes import SCHEMES, AttentionGeometry, SchemeConfig
+from hf_relpos.schemes import SCHEMES, AttentionGeometry, RelativeTerms, Scheme, SchemeConfig
 from hf_relpos.schemes.t5 import bucket_of, exact_distances
 
 HEADS, DIM = 3, 4
@@ -35,6 +35,12 @@ VARIANTS: dict[str, SchemeConfig] = {
     "clipped": ClippedBias(max_distance=2),
 }
 
+
+def tables_of(scheme: Scheme) -> RelativeTerms:
+    """The tables of a scheme whose horizon is its own affair."""
+    return scheme.tables(0, torch.empty(0))
+
+
 # What the paper or the model's authors publish, per offset, from the scheme's module and its geometry.
 
 
@@ -45,7 +51,7 @@ def published_bias(config: SchemeConfig, table: Tensor, geometry: AttentionGeome
             torch.tensor(offset), not geometry.causal, config.num_buckets, config.max_distance
         )
         return table[:, bucket]
-    return table[:, max(-config.max_offset, min(config.max_offset, offset)) + config.max_offset]
+    return table[:, max(-config.horizon, min(config.horizon, offset)) + config.horizon]
 
 
 def test_every_scheme_is_covered_here():
@@ -60,9 +66,9 @@ def test_biases_are_the_published_ones_at_every_offset(variant: str, geometry: A
     scheme = config.build(geometry)
     (table,) = scheme.parameters()
     torch.nn.init.normal_(table)
-    bias = scheme().bias
+    bias = tables_of(scheme).bias
     k = bias.shape[1] // 2
-    assert k == config.max_offset
+    assert k == config.horizon
     for offset in range(-4 * k, 1 if geometry.causal else 4 * k + 1):
         ours = bias[:, max(-k, min(k, offset)) + k]
         assert torch.equal(ours, published_bias(config, table, geometry, offset)), offset
@@ -86,7 +92,7 @@ def test_shaw_in_attention_is_equations_3_and_4(variant: str):
     keys, values = table(scheme.key_table), table(scheme.value_table)
     q, k, v = torch.randn(3, 1, HEADS, 6, DIM, dtype=torch.float64)
     expected = torch.stack([reference.shaw_loops(q[0, h], k[0, h], v[0, h], keys[h], values[h]) for h in range(HEADS)])
-    actual, _ = attend(q, k, v, scheme(), AttentionMask(6, 6), scale=DIM**-0.5)
+    actual, _ = attend(q, k, v, tables_of(scheme), AttentionMask(6, 6), scale=DIM**-0.5)
     torch.testing.assert_close(actual[0], expected, rtol=0, atol=1e-10)
 
 
@@ -152,7 +158,7 @@ def test_a_t5_that_swaps_its_bias_for_the_scheme_is_still_that_t5(engine: str):
 def test_a_scheme_starts_at_zero_with_a_gradient_for_every_table(variant: str):
     scheme = VARIANTS[variant].build(ENCODER)
     q, k, v = torch.randn(3, 2, HEADS, 7, DIM)
-    terms, mask = scheme(), AttentionMask(7, 7)
+    terms, mask = tables_of(scheme), AttentionMask(7, 7)
     tables = [table for table in (terms.bias, terms.query, terms.key, terms.value) if table is not None]
     assert all((table == 0).all() for table in tables)
     attend(q, k, v, terms, mask, scale=0.5)[0].square().sum().backward()
@@ -171,7 +177,7 @@ def test_every_table_has_an_effect_at_every_reachable_row(variant: str):
     q, k, v = torch.randn(3, 1, HEADS, 15, DIM, dtype=torch.float64)
 
     def output() -> Tensor:
-        return attend(q, k, v, scheme(), AttentionMask(15, 15), scale=0.5)[0]
+        return attend(q, k, v, tables_of(scheme), AttentionMask(15, 15), scale=0.5)[0]
 
     before = output()
     for name, parameter in scheme.named_parameters():
@@ -232,7 +238,7 @@ def test_a_reset_brings_the_start_back():
                 for parameter in module.parameters():
                     torch.nn.init.ones_(parameter)
                 module.reset_relpos_parameters()
-        terms = scheme()
+        terms = tables_of(scheme)
         for table in (terms.bias, terms.query, terms.key, terms.value):
             assert table is None or (table == 0).all(), name
 
@@ -288,5 +294,5 @@ def test_buckets_that_suit_an_encoder_only_are_refused_in_a_decoder():
         config.build(DECODER)
 
 
-def test_max_offset_is_the_distance_from_which_all_looks_alike():
-    assert [Shaw(5).max_offset, ClippedBias(6).max_offset, T5Bias(max_distance=70).max_offset] == [5, 6, 70]
+def test_the_horizon_is_the_distance_from_which_all_looks_alike():
+    assert [Shaw(5).horizon, ClippedBias(6).horizon, T5Bias(max_distance=70).horizon] == [5, 6, 70]

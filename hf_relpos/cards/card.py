@@ -199,7 +199,7 @@ def model_card(
         results=_result_rows(metrics, baseline),
         has_baseline=bool(baseline),
         dataset=dataset,
-        starts_exact=facts.starts_exact(relpos),
+        starts_exact=report.config.starts_exact,
         training={name: _plain(value) for name, value in (training or {}).items()},
         progress=[{name: _plain(value) for name, value in row.items()} for row in progress],
         trained=trained,

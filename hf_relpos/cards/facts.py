@@ -13,6 +13,7 @@ from hf_relpos.modeling import state
 from hf_relpos.modeling.stacks import stacks_of
 from hf_relpos.names import TYPE_PREFIX
 from hf_relpos.schemes import AttentionGeometry, SchemeConfig
+from hf_relpos.schemes.base import TABLES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,15 +54,6 @@ def settings(relpos: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def starts_exact(relpos: Mapping[str, Any]) -> bool:
-    """Whether a fresh patch of this kind leaves the model's function as it was."""
-    return (
-        relpos["native"] != "drop"
-        and relpos.get("window") is None
-        and all(scheme.get("init", "zeros") == "zeros" for scheme in relpos["schemes"])
-    )
-
-
 def limits(model: PreTrainedModel, trained_length: int | None, trained: bool | None) -> list[str]:
     """What the model cannot do, a sentence each."""
     config = state.check_config(model)
@@ -73,7 +65,9 @@ def limits(model: PreTrainedModel, trained_length: int | None, trained: bool | N
         )
     if config.window is not None:
         found.append(f"A token sees the {config.window} tokens next to it in each layer, and none beyond.")
-    found += [_horizon_in_words(scheme, _geometries(model)) for scheme in config.scheme_configs]
+    found += [
+        _horizon_in_words(scheme, _geometries(model)) for scheme in config.scheme_configs if scheme.horizon is not None
+    ]
     if trained is False:
         found.append("The relative tables are at their start values until the model is fine-tuned.")
     found.append("Everything that holds for the model it was made from (data, language, biases) holds here as well.")
@@ -142,17 +136,19 @@ def _horizon_in_words(scheme: SchemeConfig, geometries: list[AttentionGeometry])
 
 
 @torch.no_grad()
-def horizon(scheme: SchemeConfig, geometry: AttentionGeometry) -> int:
-    """The smallest distance from which on a scheme's tables are constant on each side that can be seen.
+def horizon(scheme: SchemeConfig, geometry: AttentionGeometry) -> int | None:
+    """The smallest distance from which on a scheme's tables are constant on each side that can be seen, if any.
 
     Read off the tables themselves, filled with random numbers: T5's last bucket, for one, begins well before its
-    ``max_distance``.
+    ``max_distance``. A scheme with a horizon and no tables is taken at its word.
     """
+    if scheme.horizon is None or not scheme.parts & TABLES:
+        return scheme.horizon
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         module = scheme.build(geometry)
         for parameter in module.parameters():
             parameter.normal_()
-        terms = module()
+        terms = module.tables(scheme.horizon, torch.empty(0))
     found = 0
     for table in (terms.bias, terms.query, terms.key, terms.value):
         if table is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
 
 from torch import nn
 
@@ -101,7 +100,7 @@ def check_adapter(model: nn.Module, modules_to_save: Iterable[str]) -> None:
             "would be lost. Load the patched model it was trained on, or call patch_model with the same choices on "
             "its base model, before putting the adapter on it."
         )
-    if needed and set(map(_function_of, needed)) != set(map(_function_of, patches)):
+    if needed and {patch.function for patch in needed} != {patch.function for patch in patches}:
         raise PatchStateError(
             f"This adapter was made on a model patched with {_in_words(needed)}, but {type(model).__name__} is "
             f"patched with {_in_words(patches)}. Call unpatch_model and patch_model with the adapter's choices first."
@@ -118,15 +117,6 @@ def _patches_of(model: nn.Module) -> list[RelPosConfig]:
             if patch not in patches:
                 patches.append(patch)
     return patches
-
-
-def _function_of(patch: RelPosConfig) -> RelPosConfig:
-    """The choices that decide what is computed: not how, and not from which values training starts."""
-    schemes = [
-        replace(scheme, **{field.name: field.default for field in fields(scheme) if field.name in ("init", "init_std")})
-        for scheme in patch.scheme_configs
-    ]
-    return replace(patch, schemes=schemes, engine="auto")
 
 
 def _in_words(patches: Sequence[RelPosConfig]) -> str:

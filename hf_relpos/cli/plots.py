@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from hf_relpos.cli.errors import CommandError
 from hf_relpos.cli.training import Run
 from hf_relpos.families.tables import NativeGate
 from hf_relpos.gates import HeadGate, TokenGate
-from hf_relpos.schemes import Scheme
+from hf_relpos.layer import RelPosLayer
+from hf_relpos.terms import RelativeTerms
 
 TABLES = {
     "query": "relative keys: mean length of the vector",
@@ -28,6 +30,9 @@ TABLES = {
     "value": "relative values: mean length of the vector",
     "bias": "bias: mean size over the heads",
 }
+# So far tables are drawn where none has an end.
+DRAWN = 64
+
 # The first curve is broad and pale, so that it is seen even where the second one lies on it.
 STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#9aa7b1", "linewidth": 5, "marker": "o", "markersize": 10},
@@ -75,7 +80,7 @@ def plot_learned(model: PreTrainedModel, path: Path) -> None:
     """Draw what a patch has learned: its tables per layer and offset, its gates per layer and head.
 
     Raises:
-        CommandError: If the model has no relative tables, that is, if it is not patched.
+        CommandError: If the model is not patched.
     """
     learned = collect_learned(model)
     panels: list[tuple[int, Callable[[Figure, Any], None]]] = [
@@ -88,6 +93,8 @@ def plot_learned(model: PreTrainedModel, path: Path) -> None:
         panels.append((len(learned.gate_layers), draw_gates))
     if learned.native:
         panels.append((len(learned.native), partial(_draw_native, native=learned.native)))
+    if not panels:
+        panels = [(1, _draw_nothing)]
     heights = [0.95 + 0.24 * rows for rows, _ in panels]  # inches: a title and an axis, and a row for each layer
     figure = Figure(figsize=(9.0, sum(heights) + 0.6), layout="constrained")
     figure.suptitle("What the patch has learned")
@@ -101,18 +108,17 @@ def collect_learned(model: PreTrainedModel) -> Learned:
     """Read the tables and gates out of a patched model.
 
     Raises:
-        CommandError: If there are no tables.
+        CommandError: If the model is not patched.
     """
     strengths: dict[str, dict[str, np.ndarray]] = {}
     gates: dict[str, np.ndarray] = {}
     native: dict[str, float] = {}
     with torch.no_grad():
-        schemes: dict[str, Any] = {}
+        schemes: dict[str, RelativeTerms] = {}
         for name, module in model.named_modules():
             layer = _layer_of(name)
-            if isinstance(module, Scheme):
-                terms = module()
-                schemes[layer] = schemes[layer] + terms if layer in schemes else terms
+            if isinstance(module, RelPosLayer) and module.schemes:
+                schemes[layer] = _tables(module)
             elif isinstance(module, HeadGate):
                 gates[layer] = _array(module.weight)
             elif isinstance(module, TokenGate):
@@ -126,10 +132,8 @@ def collect_learned(model: PreTrainedModel) -> Learned:
         for name, module in model.named_modules():
             if isinstance(module, NativeGate):
                 native[name.removesuffix(".relpos_gate")] = float(module.weight)
-    if not strengths:
-        raise CommandError(
-            f"{type(model).__name__} has no relative tables to draw. Patch it with hf_relpos.patch_model first."
-        )
+    if not schemes:
+        raise CommandError(f"{type(model).__name__} is not patched. Patch it with hf_relpos.patch_model first.")
     return Learned(
         layers=list(schemes),
         tables={kind: np.stack(list(rows.values())) for kind, rows in strengths.items()},
@@ -137,6 +141,14 @@ def collect_learned(model: PreTrainedModel) -> Learned:
         gates=np.stack(list(gates.values())) if gates else None,
         native=native,
     )
+
+
+def _tables(layer: RelPosLayer) -> RelativeTerms:
+    """The tables of a layer's schemes together; of one without a horizon, as much as of the others."""
+    schemes: Any = layer.schemes
+    horizons = [scheme.horizon for scheme in layer.config.scheme_configs if scheme.horizon is not None]
+    reach = max(horizons, default=DRAWN)
+    return reduce(add, [scheme.tables(reach, torch.empty(0)) for scheme in schemes])
 
 
 def _layer_of(name: str) -> str:
@@ -190,6 +202,11 @@ def _draw_gates(figure: Figure, axes: Any, *, layers: list[str], gates: np.ndarr
                 color="black" if pale else "white",
             )
     figure.colorbar(image, ax=axes, pad=0.01)
+
+
+def _draw_nothing(figure: Figure, axes: Any) -> None:
+    axes.set_title("no table and no gate: these schemes have none", loc="left", fontsize="medium")
+    axes.set_axis_off()
 
 
 def _draw_native(figure: Figure, axes: Any, *, native: Mapping[str, float]) -> None:

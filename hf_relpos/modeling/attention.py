@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from hf_relpos.calls import AttentionCall
 from hf_relpos.compat import transformers as compat
 from hf_relpos.engines import attend
 from hf_relpos.errors import PatchStateError
@@ -60,16 +61,18 @@ def relpos_attention(
         _refuse_packed_for_flash(mask)
     if relpos is None:
         _refuse_unpatched(module)
-        terms, engine = RelativeTerms(), "auto"
+        terms, branch, engine = RelativeTerms(), None, "auto"
         if position_bias is not None and position_bias.numel() > 1:
             # A T5 that is not patched, with our attention by its own choice: its bias is one number per pair.
             mask = mask.with_added(position_bias)
     else:
         keeps_bias = position_bias is not None and relpos.config.native != "drop"
-        terms = relpos(query, position_bias[0, :, 0] if keeps_bias else None)  # type: ignore[index]
         engine = _engine_for_trace(relpos.config.engine) if is_traced() else relpos.config.engine
         if relpos.config.window is not None and relpos.schemes:
             mask = replace(mask, window=relpos.config.window)
+        call = AttentionCall(query, key, value, mask)
+        made = relpos(call, position_bias[0, :, 0] if keeps_bias else None)  # type: ignore[index]
+        terms, query, key, branch = made.terms, made.query, made.key, made.branch
     output, weights = attend(
         query,
         key,
@@ -81,6 +84,8 @@ def relpos_attention(
         engine=engine,
         weights=compat.weights_wanted(),
     )
+    if branch is not None:
+        output = output + branch
     return output.transpose(1, 2).contiguous(), weights
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from hf_relpos.layer import RelPosLayer
 from hf_relpos.modeling.sharing import SHARED_FROM, SharedFrom, relpos_of
 from hf_relpos.modeling.stacks import Stack, stacks_of
 from hf_relpos.names import ATTENTION_NAME, CLASS_PREFIX
+from hf_relpos.schemes import AttentionGeometry
 
 # Marks a module whose native table was dropped. Holds the table for the way back, in a tuple, so that PyTorch does not
 # take it for a child; or nothing, in a model that never had it.
@@ -136,18 +138,19 @@ def _build_layers(
         if relpos_of(attention) is not None:
             continue
         active = config.layers is None or index in config.layers
+        geometry = replace(family.geometry(attention), layer=index, num_layers=len(stack.attentions))
         if config.share_layers and active:
-            shared = shared or _build_layer(attention, family, config, active)
+            shared = shared or _build_layer(attention, geometry, config, active)
             own.append((attention, None))
         else:
-            own.append((attention, _build_layer(attention, family, config, active)))
+            own.append((attention, _build_layer(attention, geometry, config, active)))
     return shared, own
 
 
-def _build_layer(attention: nn.Module, family: Family, config: RelPosConfig, active: bool) -> RelPosLayer:
+def _build_layer(attention: nn.Module, geometry: AttentionGeometry, config: RelPosConfig, active: bool) -> RelPosLayer:
     like = _like(attention)
     with torch.device(like.device):
-        layer = RelPosLayer(config, family.geometry(attention), active)
+        layer = RelPosLayer(config, geometry, active)
     return layer.to(like.dtype).train(attention.training)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hf_relpos.calls import AttentionCall
 from hf_relpos.config import RelPosConfig
 from hf_relpos.engines import attend
 from hf_relpos.errors import wrong_value
@@ -193,17 +194,20 @@ class RelativeMultiheadAttention(nn.Module):
             states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             for states in (self.q_proj(query), self.k_proj(key), self.v_proj(value))
         )
+        made = self.relpos(AttentionCall(queries, keys, values, mask))
         output, weights = attend(
-            queries,
-            keys,
+            made.query,
+            made.key,
             values,
-            self.relpos(queries),
+            made.terms,
             mask,
             scale=self.head_dim**-0.5,
             dropout=self.dropout if self.training else 0.0,
             engine=self.relpos.config.engine,
             weights=need_weights,
         )
+        if made.branch is not None:
+            output = output + made.branch
         return self.out_proj(output.transpose(1, 2).flatten(2)), weights
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
 from hf_relpos.config import RelPosConfig
 from hf_relpos.engines.offsets import spread
 from hf_relpos.errors import wrong_value
+from hf_relpos.masks import AttentionMask
 from hf_relpos.nn.checks import check_bool, check_offset, check_positive_int
 from hf_relpos.schemes import AttentionGeometry, ClippedBias, SchemeConfig
 
@@ -59,20 +62,20 @@ class RelativePositionBias(nn.Module):
         if not isinstance(scheme, (str, SchemeConfig)):
             raise wrong_value(owner, "scheme", scheme, "a scheme config or a scheme's name, and one only")
         # The config turns names into scheme configs, and says which names there are.
-        schemes: tuple[SchemeConfig, ...] = RelPosConfig(schemes=[scheme]).schemes  # type: ignore[assignment]
-        config = schemes[0]
-        self.num_heads = num_heads
-        # A bias has nothing to do with the size of a head.
-        self.scheme = config.build(AttentionGeometry(num_heads, 1, causal))
-        terms = self.scheme()
-        if terms.bias is None or any(table is not None for table in (terms.query, terms.key, terms.value)):
+        (config,) = RelPosConfig(schemes=[scheme]).scheme_configs
+        if config.parts != {"bias"}:
             raise wrong_value(
                 owner,
                 "scheme",
                 config,
-                "a scheme that is only a bias, such as T5Bias or ClippedBias: vectors act inside attention, "
-                "and RelativeMultiheadAttention has them",
+                "a scheme that is only a bias, such as T5Bias or ClippedBias: all else acts inside attention, "
+                "and RelativeMultiheadAttention has it",
             )
+        self.num_heads = num_heads
+        # A bias has nothing to do with the size of a head.
+        self.scheme = config.build(AttentionGeometry(num_heads, 1, causal))
+        # Holds nothing; tells device and dtype where the scheme has no parameter that would.
+        self.register_buffer("like", torch.empty(0), persistent=False)
         self.to(device=device, dtype=dtype)
 
     def forward(self, query_length: int, key_length: int | None = None, query_offset: int | Tensor = 0) -> Tensor:
@@ -85,7 +88,7 @@ class RelativePositionBias(nn.Module):
                 decoding step by step. An int, or a 0-d integer tensor where it is only known on the device.
 
         Returns:
-            ``[heads, query_length, key_length]``, in the dtype of the parameters.
+            ``[heads, query_length, key_length]``, in the module's dtype.
 
         Raises:
             ValueError: if a length is not a whole number of at least 1.
@@ -95,9 +98,11 @@ class RelativePositionBias(nn.Module):
         check_positive_int(type(self).__name__, "query_length", query_length)
         check_positive_int(type(self).__name__, "key_length", key_length)
         check_offset(query_offset)
-        table: Tensor = self.scheme().bias
+        reach = AttentionMask(query_length, key_length, query_offset).reach
+        like = next(chain(self.scheme.parameters(), self.buffers()))
+        table: Tensor = self.scheme.tables(reach, like).bias  # type: ignore[assignment]
         rows = table[:, None].expand(self.num_heads, query_length, table.shape[-1])
-        return spread(rows, key_length, query_offset).contiguous()
+        return spread(rows, key_length, query_offset).contiguous().to(like.dtype)
 
     def extra_repr(self) -> str:
         """The choice that no child module shows."""

@@ -1,10 +1,30 @@
-"""The schemes: one file each with its config, its parameters and its table. None of them knows an engine."""
+"""The schemes: one file each with its config, its parameters and what it makes of them. None of them knows an engine.
 
-from hf_relpos.schemes.base import AttentionGeometry, Scheme, SchemeConfig
+What a scheme of another package is written with is here too, see ``docs/extending.md``.
+"""
+
+from hf_relpos.calls import AttentionCall
+from hf_relpos.schemes.base import AttentionGeometry, LearnedTable, LearnedTables, Scheme, SchemeConfig
 from hf_relpos.schemes.clipped import ClippedBias
+from hf_relpos.schemes.registry import SCHEMES, register_scheme
 from hf_relpos.schemes.shaw import Shaw
 from hf_relpos.schemes.t5 import T5Bias
+from hf_relpos.terms import RelativeTerms
 
-SCHEMES: dict[str, type[SchemeConfig]] = {scheme.name: scheme for scheme in (Shaw, T5Bias, ClippedBias)}
+for _scheme in (Shaw, T5Bias, ClippedBias):
+    register_scheme(_scheme)
 
-__all__ = ["SCHEMES", "AttentionGeometry", "ClippedBias", "Scheme", "SchemeConfig", "Shaw", "T5Bias"]
+__all__ = [
+    "SCHEMES",
+    "AttentionCall",
+    "AttentionGeometry",
+    "ClippedBias",
+    "LearnedTable",
+    "LearnedTables",
+    "RelativeTerms",
+    "Scheme",
+    "SchemeConfig",
+    "Shaw",
+    "T5Bias",
+    "register_scheme",
+]

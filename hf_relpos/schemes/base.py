@@ -1,19 +1,24 @@
-"""What a scheme is: a small frozen config, and a module that turns its parameters into tables over offsets."""
+"""What a scheme is: a small frozen config that describes itself, and a module that acts in one attention layer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from hf_relpos.calls import AttentionCall, Contribution
 from hf_relpos.errors import RelPosConfigError, refuse_unknown, wrong_value
 from hf_relpos.terms import RelativeTerms
 
 INITS = ("zeros", "trunc_normal")
+
+# What a scheme can contribute: a table of one of four kinds, a rotation, a branch.
+TABLES = frozenset({"bias", "query", "key", "value"})
+PARTS = TABLES | {"rotation", "branch"}
 
 
 @dataclass(frozen=True)
@@ -24,26 +29,63 @@ class AttentionGeometry:
         num_heads: number of query heads.
         head_dim: size of one head.
         causal: whether queries only look back.
+        layer: which layer of its stack it is, counted from 0; where layers share a scheme, the first that does.
+        num_layers: number of layers in the stack.
     """
 
     num_heads: int
     head_dim: int
     causal: bool
+    layer: int = 0
+    num_layers: int = 1
 
 
-class Scheme(nn.Module, ABC):
-    """The parameters of one scheme in one layer."""
+class Scheme(nn.Module):
+    """One scheme in one layer. As it is, it contributes nothing; a subclass overrides what it has something for.
 
-    @abstractmethod
-    def forward(self) -> RelativeTerms:
-        """The tables as they are now."""
+    All three are called within ``forward``, where the parameters are (see :class:`hf_relpos.layer.RelPosLayer`).
+    """
+
+    def forward(self, call: AttentionCall) -> Contribution:
+        """What the scheme makes of a call, as its parameters are now."""
+        query, key = self.rotate(call)
+        return Contribution(self.tables(call.mask.reach, call.query), query, key, self.beside(call))
+
+    def tables(self, reach: int, like: Tensor) -> RelativeTerms:
+        """Tables over offsets, as :class:`RelativeTerms` describes them.
+
+        Args:
+            reach: the largest distance that can occur. A table may end there, and one with a horizon before it.
+            like: a tensor with the device and dtype of the queries, for tables that do not follow a parameter's.
+        """
+        return RelativeTerms()
+
+    def rotate(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        """The queries and keys to attend with, in the shapes of the call's.
+
+        Caches hold keys that are not rotated, so all of them are rotated each time.
+        """
+        return call.query, call.key
+
+    def beside(self, call: AttentionCall) -> Tensor | None:
+        """What is added to attention's output, ``[batch, heads, queries, value_dim]``, or None.
+
+        The mask is the scheme's to keep: it has not been checked, and what it hides must not be seen.
+        """
+        return None
 
 
 @dataclass(frozen=True)
 class SchemeConfig(ABC):
-    """Base of the scheme configs. A subclass names itself, checks its fields and builds its module."""
+    """Base of the scheme configs. A subclass names itself, checks its fields, says what it is, builds its module.
+
+    Attributes:
+        name: what the scheme is called in configs and files.
+        start_fields: fields that only change where training starts; all others change the function.
+    """
 
     name: ClassVar[str]
+    start_fields: ClassVar[frozenset[str]] = frozenset()
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """A new config, if it has all the fields given."""
@@ -65,8 +107,34 @@ class SchemeConfig(ABC):
 
     @property
     @abstractmethod
-    def max_offset(self) -> int:
-        """The offset from which on all positions look alike."""
+    def parts(self) -> frozenset[str]:
+        """What it contributes, of ``"bias"``, ``"query"``, ``"key"``, ``"value"``, ``"rotation"``, ``"branch"``."""
+
+    @property
+    @abstractmethod
+    def horizon(self) -> int | None:
+        """A distance from which on all positions look alike; None if there is none."""
+
+    @property
+    @abstractmethod
+    def starts_exact(self) -> bool:
+        """Whether it adds nothing until it is trained."""
+
+    @property
+    @abstractmethod
+    def learns(self) -> bool:
+        """Whether it has parameters."""
+
+    @property
+    def first_layers(self) -> int | None:
+        """How many layers of a stack it acts in, counted from the first; None means all."""
+        return None
+
+    @property
+    def function(self) -> Self:
+        """This config without what only changes where training starts: equal ones compute the same function."""
+        starts = {field.name: field.default for field in fields(self) if field.name in self.start_fields}
+        return replace(self, **starts)
 
     def advice(self, trained_length: int | None) -> str | None:
         """What to tell somebody who chose this scheme for a model trained with so many positions; None for nothing."""
@@ -92,10 +160,25 @@ class SchemeConfig(ABC):
             if not isinstance(getattr(self, name), bool):
                 raise self._wrong(name, "True or False")
 
+
+class LearnedTables(SchemeConfig):
+    """Base of configs whose scheme is nothing but learned tables, with the fields ``init`` and ``init_std``."""
+
+    init: str
+    init_std: float
+
+    start_fields = frozenset({"init", "init_std"})
+    learns = True
+
+    @property
+    def starts_exact(self) -> bool:
+        """Whether the tables start at zero."""
+        return self.init == "zeros"
+
     def _check_init(self) -> None:
-        if self.init not in INITS:  # type: ignore[attr-defined]
+        if self.init not in INITS:
             raise self._wrong("init", "one of " + ", ".join(map(repr, INITS)))
-        std = self.init_std  # type: ignore[attr-defined]
+        std = self.init_std
         if not isinstance(std, (int, float)) or isinstance(std, bool) or not 0 < std < float("inf"):
             raise self._wrong("init_std", "a positive number")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hf_relpos.schemes.base import AttentionGeometry, LearnedTable, Scheme, SchemeConfig
+from torch import Tensor
+
+from hf_relpos.schemes.base import AttentionGeometry, LearnedTable, LearnedTables, Scheme
 from hf_relpos.terms import RelativeTerms
 
 
 @dataclass(frozen=True)
-class ClippedBias(SchemeConfig):
+class ClippedBias(LearnedTables):
     """One learned number per head and offset, added to the scores outside their scale.
 
     Attributes:
@@ -23,6 +25,7 @@ class ClippedBias(SchemeConfig):
     """
 
     name: ClassVar[str] = "clipped"
+    parts = frozenset({"bias"})
 
     max_distance: int = 128
     init: str = "zeros"
@@ -33,7 +36,7 @@ class ClippedBias(SchemeConfig):
         self._check_init()
 
     @property
-    def max_offset(self) -> int:
+    def horizon(self) -> int:
         """The clip distance."""
         return self.max_distance
 
@@ -61,6 +64,6 @@ class ClippedBiasScheme(Scheme):
             geometry.num_heads, 2 * config.max_distance + 1, start=config.init, std=config.init_std
         )
 
-    def forward(self) -> RelativeTerms:
+    def tables(self, reach: int, like: Tensor) -> RelativeTerms:
         """The table as it is."""
         return RelativeTerms(bias=self.bias_table())

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hf_relpos.schemes.base import AttentionGeometry, LearnedTable, Scheme, SchemeConfig
+from torch import Tensor
+
+from hf_relpos.schemes.base import AttentionGeometry, LearnedTable, LearnedTables, Scheme
 from hf_relpos.terms import RelativeTerms
 
 
 @dataclass(frozen=True)
-class Shaw(SchemeConfig):
+class Shaw(LearnedTables):
     """A learned vector per clipped offset, added to the keys, the values, or both (equations 3 and 4).
 
     Attributes:
@@ -52,7 +54,12 @@ class Shaw(SchemeConfig):
         self._check_init()
 
     @property
-    def max_offset(self) -> int:
+    def parts(self) -> frozenset[str]:
+        """The query's term for the key vectors, the value's for the value vectors."""
+        return frozenset({"query"} if self.key else ()) | frozenset({"value"} if self.value else ())
+
+    @property
+    def horizon(self) -> int:
         """The clip distance."""
         return self.max_distance
 
@@ -81,7 +88,7 @@ class ShawScheme(Scheme):
         self.key_table = table() if config.key else None
         self.value_table = table() if config.value else None
 
-    def forward(self) -> RelativeTerms:
+    def tables(self, reach: int, like: Tensor) -> RelativeTerms:
         """The two tables; ``q_i . a^K`` is the query's term."""
         return RelativeTerms(
             query=None if self.key_table is None else self.key_table(),

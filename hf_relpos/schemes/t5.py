@@ -13,12 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from hf_relpos.schemes.base import AttentionGeometry, LearnedTable, Scheme, SchemeConfig
+from hf_relpos.schemes.base import AttentionGeometry, LearnedTable, LearnedTables, Scheme
 from hf_relpos.terms import RelativeTerms
 
 
 @dataclass(frozen=True)
-class T5Bias(SchemeConfig):
+class T5Bias(LearnedTables):
     """T5's bias: small distances have a bucket each, larger ones share buckets that widen logarithmically.
 
     In an encoder half of the buckets are for keys before the query and half for keys after it; in a causal
@@ -36,6 +36,7 @@ class T5Bias(SchemeConfig):
     """
 
     name: ClassVar[str] = "t5"
+    parts = frozenset({"bias"})
 
     num_buckets: int = 32
     max_distance: int = 128
@@ -60,7 +61,7 @@ class T5Bias(SchemeConfig):
             )
 
     @property
-    def max_offset(self) -> int:
+    def horizon(self) -> int:
         """The distance at which the last bucket begins."""
         return self.max_distance
 
@@ -79,7 +80,7 @@ class T5BiasScheme(Scheme):
         self.causal = geometry.causal
         self.bucket_table = LearnedTable(geometry.num_heads, config.num_buckets, start=config.init, std=config.init_std)
 
-    def forward(self) -> RelativeTerms:
+    def tables(self, reach: int, like: Tensor) -> RelativeTerms:
         """The bias ``[heads, 2 * max_distance + 1]``."""
         table = self.bucket_table()
         buckets = _buckets(self.config.num_buckets, self.config.max_distance, self.causal, table)

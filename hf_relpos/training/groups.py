@@ -42,7 +42,7 @@ def relpos_param_groups(
         Up to four groups: pretrained with and without decay, tables, gates. Every trainable parameter is in one.
 
     Raises:
-        PatchStateError: if no added parameter is trainable.
+        PatchStateError: if the model is not patched, or all that the patch added is frozen.
         ValueError: for a rate or decay that is negative, not finite, or not a number.
     """
     decayed = [name for name, parameter in model.named_parameters() if parameter.ndim > 1 and "bias" not in name]
@@ -78,7 +78,7 @@ def groups_of(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             members[_kind(name, added.get(id(parameter)), decayed)].append(parameter)
-    if not members["tables"] and not members["gates"]:
+    if not members["tables"] and not members["gates"] and (added or not state.is_patched(model)):
         raise PatchStateError(_nothing_to_train(model))
     return [{"params": members[kind], **settings[kind]} for kind in settings if members[kind]]
 
