@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import socket
 import subprocess
@@ -458,6 +459,17 @@ class TestReloadCheck:
         with pytest.raises(CheckFailed, match="does not predict what the trained one predicted"):
             self.check(tmp_path, logits)
 
+    def test_the_fresh_process_takes_no_module_from_the_folder_it_is_started_in(self, tokenizer, tmp_path, monkeypatch):
+        model = hf_relpos.patch_model(tiny_classifier(), hf_relpos.Shaw(4)).eval()
+        for saved in (tokenizer, model):
+            saved.save_pretrained(tmp_path / "model")
+        for name in ("torch.py", "numpy.py", "triton/__init__.py", "elsewhere/hf_relpos/__init__.py"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("raise SystemExit(f'{__file__} was imported')")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "elsewhere"]))  # an empty entry means that folder, too
+        self.check(Path("model"), training.predict_logits(model, tokenizer, self.TEXTS, 8, 2))
+
     def test_a_folder_whose_model_is_not_patched_is_found(self, pretrained):
         with pytest.raises(CheckFailed, match="not patched"):
             self.check(pretrained, torch.zeros(2, 2))
@@ -541,7 +553,7 @@ class TestReport:
 def test_importing_the_package_imports_neither_the_command_line_nor_what_it_needs():
     names = ["hf_relpos.cli", "hf_relpos.cards", "evaluate", "datasets", "matplotlib", "sklearn"]
     code = f"import sys, hf_relpos; print([name for name in {names} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

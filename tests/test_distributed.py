@@ -42,7 +42,7 @@ def launch(launcher, folder, *tasks):
     """Run tasks in several processes; none of them is left behind, whatever happens."""
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
-        [sys.executable, "-m", *launcher, worker.__file__, str(folder), *tasks],
+        [sys.executable, "-P", "-m", *launcher, worker.__file__, str(folder), *tasks],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         try:

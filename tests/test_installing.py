@@ -6,8 +6,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from hf_relpos.installing import HOW_TO_INSTALL, WITHOUT_INSTALLING, install_command
 
 ROOT = Path(__file__).parent.parent
@@ -20,10 +18,10 @@ TEXTS = [
 COMMAND = re.compile(r"pip install (?P<what>[^`&\n]*)")
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=[str(path.relative_to(ROOT)) for path in TEXTS])
-def test_no_text_names_the_package_as_one_that_an_index_has(path):
-    commands = [found["what"] for found in COMMAND.finditer(path.read_text(encoding="utf-8"))]
-    assert [what for what in commands if re.search(r"hf[_-]relpos", what)] == []
+def test_no_text_names_the_package_as_one_that_an_index_has():
+    commands = [(path, found["what"]) for path in TEXTS for found in COMMAND.finditer(path.read_text(encoding="utf-8"))]
+    assert len(commands) > 5
+    assert [(path, what) for path, what in commands if re.search(r"hf[_-]relpos", what)] == []
 
 
 def test_the_readme_says_what_the_package_says():

@@ -85,7 +85,9 @@ def test_evaluate_loads_the_local_module_and_writes_only_below_hf_home(name, tmp
     env = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     for variable in ("HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
         env.pop(variable, None)
-    done = subprocess.run([sys.executable, "-c", code, metric_path(name)], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, metric_path(name)], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str({name: 1.0})
     assert list(home.rglob(f"{name}.py")), "the script was not copied below HF_HOME"

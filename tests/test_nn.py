@@ -489,5 +489,5 @@ def test_importing_the_modules_loads_no_modelling_code():
         "print(*(m for m in sys.modules if m == 'transformers.modeling_utils' or "
         "(m.startswith('transformers.models.') and '.modeling_' in m and '.auto.' not in m)))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == ""

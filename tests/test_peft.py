@@ -165,7 +165,7 @@ mapping = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPIN
 assert mapping["relpos-bert"] == mapping["bert"]
 assert peft.tuners.tuners_utils.BaseTuner.inject_adapter.relpos_checked
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run([sys.executable, "-P", "-c", script], check=True)
 
 
 def test_peft_imported_before_the_package_is_told_too(monkeypatch):

@@ -144,7 +144,7 @@ def test_package_imported_anew_in_one_process_still_loads(tmp_path):
         hf_relpos.unpatch_model(third)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
+        [sys.executable, "-P", "-c", textwrap.dedent(code), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -136,7 +136,7 @@ def test_a_process_that_has_imported_nothing_can_read_the_pickles():
         pytest.skip(f"no pickles of Transformers {transformers.__version__}")
     code = "import sys, torch; print(*(type(torch.load(path, weights_only=False)).__name__ for path in sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, *(str(one.path / "model.pt") for one in pickles)],
+        [sys.executable, "-P", "-c", code, *(str(one.path / "model.pt") for one in pickles)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

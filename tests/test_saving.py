@@ -275,7 +275,7 @@ print("REPORT" + json.dumps(report))
 
 def in_fresh_process(imports: str, folder: Path, heads: dict[str, str]) -> dict[str, str]:
     done = subprocess.run(
-        [sys.executable, "-c", FRESH.format(imports=imports), str(folder), json.dumps(heads)],
+        [sys.executable, "-P", "-c", FRESH.format(imports=imports), str(folder), json.dumps(heads)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -134,7 +134,7 @@ def test_the_package_wins_where_it_is_installed(tmp_path):
     model.save_pretrained(tmp_path / "plain")
     save_standalone(model, tmp_path / "standalone")
     ways = [(str(tmp_path / kind), str(tmp_path / f"{kind} again")) for kind in ("plain", "standalone")]
-    command = [sys.executable, "-c", FRESH_PROCESS, json.dumps(ways)]
+    command = [sys.executable, "-P", "-c", FRESH_PROCESS, json.dumps(ways)]
     subprocess.run(command, env=environment(tmp_path), stdin=subprocess.DEVNULL, check=True, timeout=300)
     for source, target in ways:
         # The package's own files are not copied, and nothing points at files that are not there.

@@ -7,8 +7,6 @@ the folder through the Auto classes, and writes the logits it gets as a NumPy fi
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import hf_relpos
 from hf_relpos.cli.errors import CheckFailed
+from hf_relpos.cli.fresh import run_fresh
 from hf_relpos.cli.training import predict_logits
 
 
@@ -49,7 +48,7 @@ def check_reload(
     with tempfile.TemporaryDirectory(prefix="hf_relpos_reload_") as folder:
         answer = Path(folder) / "logits.npy"
         request = {
-            "directory": str(directory),
+            "directory": str(directory.resolve()),
             "answer": str(answer),
             "texts": list(texts),
             "max_length": max_length,
@@ -57,15 +56,7 @@ def check_reload(
             "device": str(device),
             "threads": torch.get_num_threads(),
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "hf_relpos.cli.reload_check"],
-            input=json.dumps(request),
-            text=True,
-            encoding="utf-8",
-            capture_output=True,
-            env=_environment(),
-            check=False,
-        )
+        done = run_fresh("hf_relpos.cli.reload_check", json.dumps(request), Path(folder))
         if done.returncode != 0:
             raise CheckFailed(f"A fresh process could not load {directory} and predict with it:\n{done.stderr.strip()}")
         compare(logits, torch.from_numpy(np.load(answer)))
@@ -89,13 +80,6 @@ def compare(logits: torch.Tensor, reloaded: torch.Tensor) -> None:
             f"{difference:.3g}, and {changed} of {len(logits)} predicted classes changed. "
             "The saved folder does not hold the model that was measured."
         )
-
-
-def _environment() -> dict[str, str]:
-    """The other process runs the code that this one runs, and may need nothing but the saved folder."""
-    code = str(Path(hf_relpos.__file__).resolve().parent.parent)
-    path = os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 
 def _answer(request: dict[str, Any]) -> None:
