@@ -12,6 +12,7 @@ from hf_relpos import earlier
 from hf_relpos.compat import peft as _peft
 from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import (
+    FamilyError,
     NothingPatchedError,
     PatchStateError,
     RelPosConfigError,
@@ -19,7 +20,7 @@ from hf_relpos.errors import (
     UnknownFieldError,
     UnsupportedModelError,
 )
-from hf_relpos.families import FAMILIES
+from hf_relpos.families import FAMILIES, Family
 from hf_relpos.modeling import configs
 from hf_relpos.names import CLASS_PREFIX
 from hf_relpos.schemes import ClippedBias, Shaw, T5Bias
@@ -28,6 +29,7 @@ from hf_relpos.version import __version__
 if TYPE_CHECKING:
     from hf_relpos.checkpoints.adapters import peft_modules_to_save
     from hf_relpos.checkpoints.standalone import push_to_hub_standalone, save_standalone
+    from hf_relpos.modeling.registration import register_family
     from hf_relpos.modeling.report import PatchReport, patch_report
     from hf_relpos.patching import is_patched, patch_model, unpatch_model
     from hf_relpos.training import (
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AnnealNativeGateCallback",
     "ClippedBias",
+    "Family",
+    "FamilyError",
     "NothingPatchedError",
     "PatchReport",
     "PatchStateError",
@@ -58,6 +62,7 @@ __all__ = [
     "patch_report",
     "peft_modules_to_save",
     "push_to_hub_standalone",
+    "register_family",
     "relpos_param_groups",
     "save_standalone",
     "unpatch_model",
@@ -72,6 +77,7 @@ _LAZY = {
         "hf_relpos.training",
     ),
     **dict.fromkeys(("push_to_hub_standalone", "save_standalone"), "hf_relpos.checkpoints.standalone"),
+    "register_family": "hf_relpos.modeling.registration",
     "peft_modules_to_save": "hf_relpos.checkpoints.adapters",
 }
 

@@ -19,6 +19,10 @@ class NothingPatchedError(RelPosError, ValueError):
     """The model has no layer the configuration applies to."""
 
 
+class FamilyError(RelPosError, ValueError):
+    """A family's spec does not fit the models it is about, or the families there are."""
+
+
 class RelPosConfigError(RelPosError, ValueError):
     """A configuration value is wrong. Names the field, the value and what is allowed."""
 

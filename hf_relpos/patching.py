@@ -12,7 +12,7 @@ from hf_relpos.config import RelPosConfig, RelPosLike, refuse_choices
 from hf_relpos.errors import PatchStateError
 from hf_relpos.modeling import wiring
 from hf_relpos.modeling.admission import patchable, prepared_modules
-from hf_relpos.modeling.configs import CONFIGS
+from hf_relpos.modeling.configs import config_class_of
 from hf_relpos.modeling.finding import patched_inside
 from hf_relpos.modeling.state import is_patched, is_patched_model
 from hf_relpos.models import patched_class
@@ -31,8 +31,8 @@ def patch_model(model: Model, relpos: RelPosLike, **choices: Never) -> Model:
     Its class becomes ``RelPos<Original>``, still a subclass of what it was.
 
     Args:
-        model: a BERT, GPT-2, T5, MT5 or UMT5 model of Transformers, with any head. Patch before wrapping it (PEFT,
-            DDP, ``torch.compile``, ``accelerator.prepare``) and before making the optimizer.
+        model: a model of Transformers, of one of ``hf_relpos.families.FAMILIES``, with any head. Patch before wrapping
+            it (PEFT, DDP, ``torch.compile``, ``accelerator.prepare``) and before making the optimizer.
         relpos: a scheme config, a scheme's name, several of these, or a :class:`RelPosConfig`.
         **choices: none; those of a :class:`RelPosConfig`, given here, are told where they belong.
 
@@ -42,7 +42,8 @@ def patch_model(model: Model, relpos: RelPosLike, **choices: Never) -> Model:
     Raises:
         UnsupportedModelError: (a ``TypeError``) if it is no such model; says what is supported, or what to do first.
         PatchStateError: (a ``ValueError``) if the model is patched already.
-        NothingPatchedError: (a ``ValueError``) if there is no layer to patch.
+        NothingPatchedError: (a ``ValueError``) if there is no layer to patch, or the model has no native positions
+            that could be gated or dropped.
         RelPosConfigError: (a ``ValueError``) for a wrong choice; for one given beside ``relpos``, an
             :class:`UnknownFieldError` (also a ``TypeError``).
 
@@ -54,7 +55,7 @@ def patch_model(model: Model, relpos: RelPosLike, **choices: Never) -> Model:
     prepared = prepared_modules(model, "Patch", patched_class)
     wiring.attach(model, family, config, patched_class, keep_dropped=True)
     undo_preparing(prepared)
-    wiring.change_configs(model, CONFIGS[family.config_class], relpos=config)
+    wiring.change_configs(model, config_class_of(family), relpos=config)
     for scheme in config.scheme_configs:
         advice = scheme.advice(family.trained_length(model.config))
         if advice is not None:

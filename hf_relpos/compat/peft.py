@@ -26,6 +26,9 @@ Check = Callable[[nn.Module, Iterable[str]], None]
 Types = Callable[[], Mapping[str, str]]
 
 
+_introduction: Callable[[], None] | None = None
+
+
 def register(types: Types, check: Check) -> None:
     """Have PEFT know the patched models: now if it is imported already, else as soon as it is.
 
@@ -33,11 +36,17 @@ def register(types: Types, check: Check) -> None:
         types: the model types there are.
         check: called with a model, and an adapter's ``modules_to_save``, before the adapter is put on the model.
     """
-    introduce = functools.partial(_introduce, types, check)
-    if "peft" in sys.modules:
-        introduce()
+    global _introduction
+    _introduction = functools.partial(_introduce, types, check)
+    introduce()
     if not any(type(finder).__qualname__ == _AfterImport.__qualname__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport("peft", introduce))
+
+
+def introduce() -> None:
+    """Tell PEFT what it has to know, if it is imported; again when there are more model types than before."""
+    if "peft" in sys.modules and _introduction is not None:
+        _introduction()
 
 
 def _introduce(types: Types, check: Check) -> None:

@@ -40,6 +40,32 @@ def dense_pattern(**mask_arguments: Any) -> Any:
     return sdpa_mask(**{**mask_arguments, **skips})
 
 
+class _MadeWhenAsked(dict[str, Any]):
+    """Config classes by model type; what is no class is a function that makes one, called when it is looked up."""
+
+    def __getitem__(self, model_type: str) -> Any:
+        value = super().__getitem__(model_type)
+        return value if isinstance(value, type) else value()
+
+    def values(self) -> Any:
+        return [self[model_type] for model_type in self]
+
+    def items(self) -> Any:
+        return [(model_type, self[model_type]) for model_type in self]
+
+
+def register_config(model_type: str, make: Callable[[], type]) -> None:
+    """Have ``AutoConfig`` know a config class, which is made when first looked up (again, harmlessly, if called twice).
+
+    ``AutoConfig.register`` takes the class itself, for which the config of every family would have to be imported.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if not isinstance(CONFIG_MAPPING._extra_content, _MadeWhenAsked):
+        CONFIG_MAPPING._extra_content = _MadeWhenAsked(CONFIG_MAPPING._extra_content)
+    CONFIG_MAPPING._extra_content[model_type] = make
+
+
 def auto_classes() -> Iterator[tuple[Any, Any]]:
     """Every Auto class for models, with its mapping from config classes to model classes."""
     from transformers.models.auto import modeling_auto
@@ -57,7 +83,22 @@ def auto_tokenizer_of(config_class: type) -> Any:
     return TOKENIZER_MAPPING.get(config_class, None)
 
 
-def name_in_model_lists(base_type: str, model_type: str, prefix: str) -> None:
+def head_names(model_type: str) -> set[str]:
+    """The names of the classes that the Auto classes have for a model type; none of them is imported."""
+    from transformers.models.auto import modeling_auto
+
+    named = [names.get(model_type, ()) for names in _model_lists(modeling_auto)]
+    return {name for names in named for name in ([names] if isinstance(names, str) else names) if name}
+
+
+def _model_lists(modeling_auto: Any) -> Iterator[dict[str, Any]]:
+    """Transformers' lists of model names by task: model type to a name, or several."""
+    for list_name, names in vars(modeling_auto).items():
+        if re.fullmatch(r"MODEL_\w*MAPPING_NAMES", list_name):
+            yield names
+
+
+def name_in_model_lists(base_type: str, model_type: str, patched_name: Callable[[str], str]) -> None:
     """Add the patched classes to Transformers' lists of model names by task.
 
     The Trainer's label smoothing decides by these names whether labels are to be shifted, and would compute a wrong
@@ -66,11 +107,11 @@ def name_in_model_lists(base_type: str, model_type: str, prefix: str) -> None:
     """
     from transformers.models.auto import modeling_auto
 
-    for list_name, names in vars(modeling_auto).items():
-        if re.fullmatch(r"MODEL_\w*MAPPING_NAMES", list_name) and base_type in names:
+    for names in _model_lists(modeling_auto):
+        if base_type in names:
             named = names[base_type]
             names[model_type] = (
-                prefix + named if isinstance(named, str) else tuple(prefix + name for name in named if name)
+                patched_name(named) if isinstance(named, str) else tuple(patched_name(name) for name in named if name)
             )
 
 

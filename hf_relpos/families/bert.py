@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_relpos.families.base import Family, NativePositions
+from hf_relpos.families.base import Family
+from hf_relpos.families.native import AbsoluteEmbedding
 
 
 class OpenLengthEmbeddings:
@@ -50,7 +51,6 @@ BERT = Family(
     num_heads="num_attention_heads",
     head_dim="attention_head_size",
     causal="is_causal",
-    native=NativePositions(owner="BertEmbeddings", table="position_embeddings"),
-    max_positions="max_position_embeddings",
+    natives=(AbsoluteEmbedding(owner="BertEmbeddings", table="position_embeddings"),),
     overrides={"BertEmbeddings": OpenLengthEmbeddings},
 )

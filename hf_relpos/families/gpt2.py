@@ -1,6 +1,7 @@
 """GPT-2: learned absolute positions, added to the word embeddings."""
 
-from hf_relpos.families.base import Family, NativePositions
+from hf_relpos.families.base import Family
+from hf_relpos.families.native import AbsoluteEmbedding
 
 GPT2 = Family(
     package="gpt2",
@@ -9,7 +10,6 @@ GPT2 = Family(
     num_heads="num_heads",
     head_dim="head_dim",
     causal="is_causal",
-    native=NativePositions(owner="GPT2Model", table="wpe"),
+    natives=(AbsoluteEmbedding(owner="GPT2Model", table="wpe"),),
     is_cross_attention=lambda path, attention: bool(attention.is_cross_attention),
-    max_positions="max_position_embeddings",
 )

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_relpos.families.base import Family, NativePositions
+from hf_relpos.families.base import Family
+from hf_relpos.families.native import ScoreBias
+
+TABLE = "relative_attention_bias"
 
 
 class BiasOverOffsets:
@@ -52,7 +55,7 @@ class OwnBiasOverOffsets(BiasOverOffsets):
 
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, **past: Any) -> Tensor:
         """The bias over offsets, or a single zero where there is no table."""
-        if "relative_attention_bias" in self._modules:  # type: ignore[attr-defined]
+        if TABLE in self._modules:  # type: ignore[attr-defined]
             return super().compute_bias(query_length, key_length, device, **past)
         return torch.zeros(1, 1, 1, 1, device=device)
 
@@ -70,7 +73,7 @@ def _t5_like(package: str, prefix: str, override: type, adapters_like: str | Non
         num_heads="n_heads",
         head_dim="key_value_proj_dim",
         causal="is_decoder",  # what the native bias goes by; `is_causal` is wrong in UMT5 of Transformers 5.15
-        native=NativePositions(owner=attention, table="relative_attention_bias", is_bias=True),
+        natives=(ScoreBias(owner=attention, table=TABLE, flag="has_relative_attention_bias"),),
         is_cross_attention=_is_cross_attention,
         overrides={attention: override},
         adapters_like=adapters_like,

@@ -1,6 +1,9 @@
-"""The native positions of a patched model: the family's own table, kept, gated or dropped."""
+"""What stands in the place of a native table in a patched model: the table gated, or nothing."""
 
 from __future__ import annotations
+
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,45 +40,106 @@ class GatedTable(nn.Embedding):
         relpos_gate: the table's gate (with ``native="gate"``), or None.
     """
 
-    relpos_original = nn.Embedding
+    relpos_original: type = nn.Embedding
     relpos_gate: NativeGate | None
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """The table's rows, times the gate."""
-        rows = super().forward(ids)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What the table gives for whatever its class takes, times the gate."""
+        rows = super().forward(*args, **kwargs)
         return rows if self.relpos_gate is None else self.relpos_gate(rows)
 
 
-class PositionTable(GatedTable):
-    """A native table of absolute positions: one row per position, and an error beyond the last."""
+class BoundedTable(nn.Embedding):
+    """A table with one row per position, and an error beyond the last.
+
+    Attributes:
+        relpos_first: the row of position 0; there may be others before it.
+    """
+
+    relpos_first: int = 0
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The table's rows, times the gate.
+        """The table's rows.
+
+        Args:
+            ids: of the rows, whole numbers of any shape.
 
         Raises:
             ValueError: for positions beyond the table; names the limit and the ways out.
         """
-        if not torch.compiler.is_compiling() and self._may_be_beyond(ids):
-            last = int(ids.max())
-            if last >= self.num_embeddings:
+        length = self.num_embeddings - self.relpos_first
+        if not torch.compiler.is_compiling() and self._may_be_beyond(ids, length):
+            last = int(ids.max()) - self.relpos_first
+            if last >= length:
                 raise ValueError(
-                    f"Position {last} (counted from 0) is beyond the {self.num_embeddings} positions this model was "
+                    f"Position {last} (counted from 0) is beyond the {length} positions this model was "
                     'pretrained with. Patch it with RelPosConfig(native="drop", ...) to be free of that limit, or '
-                    f"shorten the input to {self.num_embeddings} tokens (truncation=True in the tokenizer)."
+                    f"shorten the input to {length} tokens (truncation=True in the tokenizer)."
                 )
         return super().forward(ids)
 
-    def _may_be_beyond(self, ids: Tensor) -> bool:
+    def _may_be_beyond(self, ids: Tensor, length: int) -> bool:
         """Whether the ids are worth a look: on an accelerator that means waiting for all work before it."""
         if ids.device.type == "meta":
             return False
         look_is_cheap = ids.device.type == "cpu" or not self.training
-        return ids.numel() > 0 and (look_is_cheap or ids.shape[-1] > self.num_embeddings)
+        return ids.numel() > 0 and (look_is_cheap or ids.shape[-1] > length)
+
+
+class PositionTable(GatedTable, BoundedTable):
+    """A native table of absolute positions."""
+
+
+@cache
+def gated_class(base: Any, bounded: bool) -> type:
+    """The class that a native table of a class gets.
+
+    A class of its own (BART's, which adds an offset to the positions it is given) keeps its ``forward``: the gate acts
+    on what that returns, and the bound on the ids that it asks ``nn.Embedding`` for.
+
+    Args:
+        base: ``nn.Embedding``, or a class derived from it.
+        bounded: whether it has one row per position.
+    """
+    if base is nn.Embedding:
+        return PositionTable if bounded else GatedTable
+    bases = (GatedTable, base, BoundedTable) if bounded else (GatedTable, base)
+    return type(
+        f"RelPos{base.__name__}",
+        bases,
+        {
+            "__module__": __name__,
+            "__doc__": f"``{base.__name__}`` with a gate.",
+            "relpos_original": base,
+            # Such a class has no place where pickle could find it, so it is made again.
+            "__reduce__": lambda table: (_blank, (base, bounded), vars(table)),
+        },
+    )
+
+
+def _blank(base: type, bounded: bool) -> Any:
+    """A table of such a class, to be filled by pickle or a deep copy."""
+    made: Any = gated_class(base, bounded)
+    return made.__new__(made)
+
+
+def ungate(model: nn.Module) -> None:
+    """Make every native table in a model what it was, without its gate."""
+    for table in [module for module in model.modules() if isinstance(module, GatedTable)]:
+        del table.relpos_gate
+        vars(table).pop("relpos_first", None)
+        table.__class__ = type(table).relpos_original
 
 
 class DroppedTable(nn.Module):
     """Stands where absolute positions were: adds nothing, has no parameter, knows no limit."""
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """A zero without dimensions, which takes on the dtype of whatever it is added to."""
-        return torch.zeros((), device=ids.device)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """A zero without dimensions, which takes on the dtype of whatever it is added to.
+
+        Args:
+            *args: what the table took; the zero is on the device of the first tensor among them.
+            **kwargs: likewise.
+        """
+        tensors = (given for given in (*args, *kwargs.values()) if isinstance(given, Tensor))
+        return torch.zeros((), device=next(tensors).device)

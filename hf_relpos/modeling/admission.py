@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from hf_relpos.compat.accelerate import adds_only_precision
 from hf_relpos.errors import PatchStateError, UnsupportedModelError
-from hf_relpos.families import FAMILIES, Family, family_of
-from hf_relpos.modeling.finding import expression, outermost
+from hf_relpos.families import Family, family_of, supported_names
+from hf_relpos.modeling.finding import expression, is_model_class, outermost
 from hf_relpos.modeling.state import is_patched, is_patched_model
 
 
@@ -77,8 +77,7 @@ def prepared_modules(
 
 def supported_family(model_class: type) -> Family | None:
     """The family that a class is a model of, with any head; None if its models cannot be patched."""
-    is_model = issubclass(model_class, PreTrainedModel) and not model_class.__name__.endswith("PreTrainedModel")
-    return family_of(model_class) if is_model else None
+    return family_of(model_class) if is_model_class(model_class) else None
 
 
 def _wrapper(model: Any) -> str | None:
@@ -96,8 +95,7 @@ def _wrapper(model: Any) -> str | None:
 
 
 def _supported() -> str:
-    names = ", ".join(family.config.removesuffix("Config") for family in FAMILIES.values())
-    return f"Supported are the models of these families, with any head: {names}."
+    return f"Supported are the models of these families, with any head: {supported_names()}."
 
 
 def _hint(model: Any) -> str:

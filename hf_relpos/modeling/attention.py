@@ -18,6 +18,7 @@ from hf_relpos.masks import AttentionMask
 from hf_relpos.modeling.configs import RelPosConfigMixin
 from hf_relpos.modeling.mask import relpos_mask
 from hf_relpos.modeling.sharing import relpos_of
+from hf_relpos.modeling.stacks import PLAIN
 from hf_relpos.modeling.tracing import as_tensor, is_traced
 from hf_relpos.names import ATTENTION_NAME, CLASS_PREFIX
 from hf_relpos.terms import RelativeTerms
@@ -106,7 +107,9 @@ def _refuse_unpatched(module: nn.Module) -> None:
     if not isinstance(config, RelPosConfigMixin):
         return
     family = config.relpos_family
-    if type(module) is getattr(family.modeling, family.attention) and not family.is_cross_attention("", module):
+    # A model pickled by 0.1.0 has no marks; what its families do tell cross-attention by is the module itself.
+    is_plain = PLAIN in module.__dict__ or family.is_cross_attention("", module)
+    if type(module) is getattr(family.modeling, family.attention) and not is_plain:
         raise PatchStateError(
             f"A {type(module).__name__} with a {type(config).__name__} has no relative positions: its model was built "
             "by a class that knows nothing of them. Load it through an Auto class, or a "
@@ -120,9 +123,9 @@ def _refuse_packed_for_flash(mask: AttentionMask) -> None:
     if mask.pattern is None and mask.dense is None:
         raise ValueError(
             "The sequences are packed into one row for flash attention (cu_seq_lens_q), and nothing in the attention "
-            "mask keeps them apart: they would attend to each other. Pad them instead. (GPT-2 takes packed rows with "
-            "position_ids that start again at 0, no attention_mask, and use_cache=False; continuous batching is not "
-            "supported.)"
+            "mask keeps them apart: they would attend to each other. Pad them instead. (A decoder takes packed "
+            "rows with position_ids that start again at 0, no attention_mask, and use_cache=False; continuous batching "
+            "is not supported.)"
         )
 
 

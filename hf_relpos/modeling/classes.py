@@ -114,7 +114,7 @@ class RelPosModelMixin(_Base):
         if added <= set(loading_info.missing_keys):
             loading_info.missing_keys = set(loading_info.missing_keys) - added
         if self.config.relpos["native"] == "drop":
-            dropped = f"{self.relpos_family.native.table}.weight"
+            dropped = tuple(f"{native.table}.weight" for _, native, _ in self.relpos_family.native_tables(self))
             loading_info.unexpected_keys = {key for key in loading_info.unexpected_keys if not key.endswith(dropped)}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig
 from transformers.utils import logging
 
+from hf_relpos.compat import transformers as compat
 from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import PatchStateError, UnsupportedModelError
 from hf_relpos.families import FAMILIES, Family
@@ -125,7 +126,7 @@ def with_relpos(config: Any, relpos: Any, model_class: Any) -> Any:
         UnsupportedModelError: if the config is of another family, or of a class that is neither.
     """
     family, name = model_class.relpos_family, model_class.__name__
-    plain, ours = family.config_class.__name__, CLASS_PREFIX + family.config_class.__name__
+    plain, ours = family.config_name, config_name_of(family)
     is_plain = type(config) is family.config_class
     if not is_plain and not (isinstance(config, family.config_class) and hasattr(config, "relpos_family")):
         raise UnsupportedModelError(
@@ -145,15 +146,24 @@ def with_relpos(config: Any, relpos: Any, model_class: Any) -> Any:
     _refuse_other(stored, relpos)
     config = copy.deepcopy(config)
     if is_plain:
-        config.__class__ = CONFIGS[family.config_class]
+        config.__class__ = config_class_of(family)
         config.__dict__.pop("model_type", None)  # a loaded config holds it itself
     config.relpos = stored if relpos is None else relpos
     return config
 
 
-def _config_class(family: Family) -> type:
-    base = family.config_class
-    name = CLASS_PREFIX + base.__name__
+def config_name_of(family: Family) -> str:
+    """The name of a family's config class for patched models."""
+    return CLASS_PREFIX + family.config_name
+
+
+@cache
+def config_class_of(family: Family) -> Any:
+    """A family's config class for patched models, made when first asked for.
+
+    It lives in this module under its name, so that it can be pickled.
+    """
+    base, name = family.config_class, config_name_of(family)
     namespace = {
         "__module__": __name__,
         "__qualname__": name,
@@ -163,14 +173,19 @@ def _config_class(family: Family) -> type:
         "model_type": TYPE_PREFIX + family.package,
         "relpos_family": family,
     }
-    return strict(type(name, (RelPosConfigMixin, base), namespace))
+    made: Any = strict(type(name, (RelPosConfigMixin, base), namespace))
+    globals()[name] = made
+    return made
 
 
-CONFIGS: dict[type, Any] = {family.config_class: _config_class(family) for family in FAMILIES.values()}
-globals().update({config.__name__: config for config in CONFIGS.values()})
+def __getattr__(name: str) -> Any:
+    for family in FAMILIES.values():
+        if name == config_name_of(family):
+            return config_class_of(family)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register() -> None:
-    """Make the config classes known to ``AutoConfig`` (again, harmlessly, if called twice)."""
-    for config in CONFIGS.values():
-        AutoConfig.register(config.model_type, config, exist_ok=True)
+    """Make the config classes of all families known to ``AutoConfig`` (again, harmlessly, if called twice)."""
+    for family in FAMILIES.values():
+        compat.register_config(TYPE_PREFIX + family.package, partial(config_class_of, family))

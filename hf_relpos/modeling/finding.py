@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from hf_relpos.modeling.state import is_patched_model
 
@@ -13,6 +14,11 @@ from hf_relpos.modeling.state import is_patched_model
 def patched_inside(model: Any) -> str:
     """Where inside a model the patched ones are, or nothing."""
     return outermost(model, is_patched_model)
+
+
+def is_model_class(candidate: Any) -> bool:
+    """Whether a class is a model of Transformers that can run: the bases that models share have no ``forward``."""
+    return issubclass(candidate, PreTrainedModel) and candidate.forward is not nn.Module.forward
 
 
 def outermost(model: Any, wanted: Callable[[nn.Module], bool]) -> str:

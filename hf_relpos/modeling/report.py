@@ -27,6 +27,7 @@ class PatchReport:
         added: number of parameters added.
         total: number of parameters in all.
         trained_length: number of absolute positions it was pretrained with; None if it had none.
+        positions: what positions it was pretrained with, in words; None if it had none of any kind.
     """
 
     model: str
@@ -36,6 +37,7 @@ class PatchReport:
     added: int
     total: int
     trained_length: int | None
+    positions: str | None
 
     @property
     def num_layers(self) -> int:
@@ -49,7 +51,7 @@ class PatchReport:
             "schemes": " + ".join(map(str, config.scheme_configs)),
             "layers": f"{self.num_layers} patched ({stacks})" + (", shared per stack" if config.share_layers else ""),
             "parameters": f"{self.added:,} added to {self.total - self.added:,}",
-            "native positions": _native_in_words(config.native, self.trained_length),
+            "native positions": _native_in_words(config.native, self.positions, self.trained_length),
             "gate": config.gate,
             "window": "none" if config.window is None else f"{config.window} tokens to each side",
             "engine": config.engine,
@@ -83,11 +85,13 @@ def patch_report(model: PreTrainedModel) -> PatchReport:
         added=sum(parameter.numel() for _, _, parameter in state.added_parameters(model)),
         total=sum(parameter.numel() for parameter in model.parameters()),
         trained_length=family.trained_length(model.config),
+        positions=family.native_words,
     )
 
 
-def _native_in_words(native: str, trained_length: int | None) -> str:
-    what = "the bias it was pretrained with" if trained_length is None else "absolute positions"
+def _native_in_words(native: str, what: str | None, trained_length: int | None) -> str:
+    if what is None:
+        return "none"
     bound = "" if trained_length is None else f", at most {trained_length} tokens"
     return {
         "keep": f"kept: {what}{bound}",

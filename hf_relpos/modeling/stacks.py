@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_relpos.families import Family
+
+# Marks attention that a patch leaves as it is: cross-attention.
+PLAIN = "_relpos_plain"
 
 
 @dataclass
@@ -30,3 +34,11 @@ def stacks_of(model: PreTrainedModel, family: Family) -> list[Stack]:
             owner = max((p for p in pretrained if p == "" or path.startswith(p + ".")), key=len)
             stacks.setdefault(owner, Stack(owner, pretrained[owner])).attentions.append(module)
     return list(stacks.values())
+
+
+def plain_attentions(model: PreTrainedModel, family: Family) -> Iterator[nn.Module]:
+    """The modules of the family's attention class that do cross-attention."""
+    attention_class = getattr(family.modeling, family.attention)
+    for path, module in model.named_modules():
+        if isinstance(module, attention_class) and family.is_cross_attention(path, module):
+            yield module

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import PatchStateError
 from hf_relpos.families import Family
-from hf_relpos.families.tables import DroppedTable, NativeGate
+from hf_relpos.families.tables import NativeGate
 from hf_relpos.layer import RelPosLayer
 from hf_relpos.modeling.configs import RelPosConfigMixin
 from hf_relpos.modeling.sharing import SHARED_FROM, relpos_of
@@ -58,18 +58,12 @@ def check_config(model: PreTrainedModel) -> RelPosConfig:
 
 def _check_native(model: PreTrainedModel, family: Family, config: RelPosConfig) -> None:
     """Refuse a native table that was put in after the patch, where the patch had changed the one before."""
-    owner_class = getattr(family.modeling, family.native.owner)
-    for path, module in model.named_modules():
-        table = module._modules.get(family.native.table) if isinstance(module, owner_class) else None
-        if table is None or config.native == "keep":
-            continue
-        # An adapter may have wrapped the table, with its gate.
-        mark, expected = (NativeGate, "gated") if config.native == "gate" else (DroppedTable, "dropped")
-        if not any(isinstance(inner, mark) for inner in table.modules()):
-            where = f"{path}.{family.native.table}".lstrip(".")
+    for path, native, owner in family.native_tables(model):
+        if not native.agrees(owner, config.native):
+            expected = {"gate": "gated", "drop": "dropped"}[config.native]
             raise PatchStateError(
                 f"The config of {type(model).__name__} says native={config.native!r}, but the native table at "
-                f"{where!r} is not {expected}: it was put there after the model was patched. Put it there before "
+                f"{path!r} is not {expected}: it was put there after the model was patched. Put it there before "
                 "patch_model; or, where it is to be gated, change the weight of the patched table instead."
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,16 +15,12 @@ from transformers import PreTrainedModel
 from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import NothingPatchedError, PatchStateError
 from hf_relpos.families import Family
-from hf_relpos.families.tables import DroppedTable, GatedTable, NativeGate, PositionTable
+from hf_relpos.families.tables import ungate
 from hf_relpos.layer import RelPosLayer
 from hf_relpos.modeling.sharing import SHARED_FROM, SharedFrom, relpos_of
-from hf_relpos.modeling.stacks import Stack, stacks_of
+from hf_relpos.modeling.stacks import PLAIN, Stack, plain_attentions, stacks_of
 from hf_relpos.names import ATTENTION_NAME, CLASS_PREFIX
 from hf_relpos.schemes import AttentionGeometry
-
-# Marks a module whose native table was dropped. Holds the table for the way back, in a tuple, so that PyTorch does not
-# take it for a child; or nothing, in a model that never had it.
-DROPPED = "_relpos_dropped"
 
 
 def attach(
@@ -44,11 +40,13 @@ def attach(
         keep_dropped: whether to keep dropped native tables for the way back.
 
     Raises:
-        NothingPatchedError: if there is no self-attention, or ``config.layers`` names layers that are not there.
+        NothingPatchedError: if there is no self-attention, ``config.layers`` names layers that are not there, or there
+            are no native positions that could become what ``config.native`` says.
         RelPosConfigError: if a scheme cannot act in this model's attention.
     """
     stacks = stacks_of(model, family)
     _check_layers(model, family, config, stacks)
+    tables = family.stock_tables(model, config.native)
     layers = [_build_layers(stack, family, config) for stack in stacks]
     for stack, (shared, own) in zip(stacks, layers, strict=True):
         if shared is not None:
@@ -58,8 +56,10 @@ def attach(
                 attention.relpos = layer
             else:
                 attention.__dict__[SHARED_FROM] = SharedFrom(stack.module)
-    for owner, table in list(_native_tables(model, family)):
-        _change_native(owner, table, family, config, keep_dropped)
+    for native, owner in tables:
+        native.change(owner, config.native, keep_dropped)
+    for attention in plain_attentions(model, family):
+        attention.__dict__[PLAIN] = True
     _swap_classes(model, patched_class)
 
 
@@ -69,7 +69,8 @@ def detach(model: PreTrainedModel, family: Family) -> None:
     Raises:
         PatchStateError: if the model never had the native positions that would have to come back.
     """
-    if any(module.__dict__.get(DROPPED) == () for module in model.modules()):
+    tables = [(native, owner) for _, native, owner in family.native_tables(model)]
+    if any(native.is_lost(owner) for native, owner in tables):
         raise PatchStateError(
             f"{type(model).__name__} cannot be unpatched: its native positions were dropped, and it was not made by "
             "patch_model from a model that had them. Load the original checkpoint instead."
@@ -84,13 +85,10 @@ def detach(model: PreTrainedModel, family: Family) -> None:
         if isinstance(module._modules.get("relpos"), RelPosLayer):
             del module.relpos
         module.__dict__.pop(SHARED_FROM, None)
-        if DROPPED in module.__dict__:
-            (table,) = module.__dict__.pop(DROPPED)
-            setattr(module, family.native.table, table.to(_like(module)))
-            if family.native.is_bias:
-                module.has_relative_attention_bias = True
-        if isinstance(module, GatedTable):
-            del module.relpos_gate
+        module.__dict__.pop(PLAIN, None)
+    for native, owner in tables:
+        native.restore(owner, _like(owner))
+    ungate(model)
     _swap_classes(model, lambda swapped: getattr(swapped, "relpos_original", None))
 
 
@@ -161,32 +159,6 @@ def _like(module: nn.Module) -> torch.Tensor:
         if parameter.is_floating_point():
             return parameter
     return torch.empty(0, device=parameters[0].device)
-
-
-def _native_tables(model: PreTrainedModel, family: Family) -> Iterator[tuple[nn.Module, nn.Embedding]]:
-    """Each native table that is still as the family made it, with the module that owns it."""
-    owner_class = getattr(family.modeling, family.native.owner)
-    for module in model.modules():
-        if isinstance(module, owner_class):
-            table = module._modules.get(family.native.table)
-            if type(table) is nn.Embedding:
-                yield module, table
-
-
-def _change_native(owner: Any, table: Any, family: Family, config: RelPosConfig, keep_dropped: bool) -> None:
-    if config.native == "drop":
-        owner.__dict__[DROPPED] = (table,) if keep_dropped else ()
-        if family.native.is_bias:
-            delattr(owner, family.native.table)
-            owner.has_relative_attention_bias = False
-        else:
-            setattr(owner, family.native.table, DroppedTable())
-        return
-    gated = config.native == "gate"
-    if family.native.is_bias and not gated:
-        return
-    table.__class__ = GatedTable if family.native.is_bias else PositionTable
-    table.relpos_gate = NativeGate(table.weight) if gated else None
 
 
 def own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:

@@ -14,7 +14,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
 from hf_relpos.errors import PatchStateError
-from hf_relpos.families.tables import GatedTable, NativeGate
+from hf_relpos.families.tables import GatedTable, NativeGate, ungate
 from hf_relpos.layer import RelPosLayer
 from hf_relpos.modeling import state as patch_state
 from hf_relpos.modeling import wiring
@@ -192,9 +192,8 @@ def drop_native_positions(model: RelPosModelMixin) -> None:
         raise PatchStateError(f"{type(model).__name__} is not patched. Call patch_model first.")
     config = replace(patch_state.check_config(model), native="drop")
     for table in [module for module in model.modules() if isinstance(module, GatedTable)]:
-        del table.relpos_gate
         table.weight.grad = None  # an optimizer that still holds it has nothing more to do
-        table.__class__ = table.relpos_original  # type: ignore[assignment]
+    ungate(model)
     wiring.attach(model, model.relpos_family, config, model.relpos_class_of, keep_dropped=True)
     for layer in model.modules():
         if isinstance(layer, RelPosLayer):
