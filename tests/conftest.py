@@ -8,6 +8,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_EVALUATE_OFFLINE="1", TOKENIZERS_PARALL
 os.environ["MPLBACKEND"] = "Agg"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pairwise
 import pytest
 import torch
 import transformers
@@ -23,3 +24,9 @@ gc.freeze()
 def seeds() -> None:
     """Seed Python, NumPy and torch, so that a test depends neither on its order nor on its worker."""
     transformers.set_seed(0)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test with the mark ``pairs`` its rows; all the others of its grid only where ``-m`` names ``grid``."""
+    for mark in metafunc.definition.iter_markers("pairs"):
+        metafunc.parametrize(*pairwise.rows_of(mark, with_grid="grid" in metafunc.config.option.markexpr))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
+from pairwise import pairs
 from tiny import ENCODER_DECODERS, NATIVE, SCHEMES, assert_close, build, choices, fill
 from transformers import EncoderDecoderConfig, EncoderDecoderModel
 
@@ -24,10 +25,9 @@ def with_source(family, target, source):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("target", "source"), [(9, 5), (5, 12), (7, 7), (1, 9), (9, 3)])
-@pytest.mark.parametrize("native", NATIVE)
-@pytest.mark.parametrize("family", ["gpt2", "bert-decoder"])
-def test_decoder_with_cross_attention_equals_the_slow_reference(family, native, target, source):
+@pairs(family=("gpt2", "bert-decoder"), native=NATIVE, lengths=((9, 5), (5, 12), (7, 7), (1, 9), (9, 3)))
+def test_decoder_with_cross_attention_equals_the_slow_reference(family, native, lengths):
+    target, source = lengths
     for scheme in ("shaw-per-head", "sum"):
         config = choices(scheme, native, "token")
         model = fill(patch_model(build(family, dtype=torch.float64, add_cross_attention=True), config))
@@ -37,8 +37,7 @@ def test_decoder_with_cross_attention_equals_the_slow_reference(family, native, 
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", ["gpt2", "bert-decoder", *ENCODER_DECODERS])
+@pairs(family=("gpt2", "bert-decoder", *ENCODER_DECODERS), scheme=SCHEMES, apart=("family", "scheme"))
 def test_cross_attention_has_no_parameters_of_ours_and_is_not_counted(family, scheme):
     more = {} if family in ENCODER_DECODERS else {"add_cross_attention": True}
     model = fill(patch_model(build(family, **more), choices(scheme, "gate", "head")))
@@ -46,10 +45,9 @@ def test_cross_attention_has_no_parameters_of_ours_and_is_not_counted(family, sc
     assert patch_report(model).num_layers == tiny.LAYERS * (2 if family in ENCODER_DECODERS else 1)
 
 
-@pytest.mark.parametrize(("target", "source"), [(4, 13), (13, 4), (9, 9)])
-@pytest.mark.parametrize("native", NATIVE)
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
-def test_t5_with_any_source_and_target_length_equals_the_slow_reference(family, native, target, source):
+@pairs(family=ENCODER_DECODERS, native=NATIVE, lengths=((4, 13), (13, 4), (9, 9)))
+def test_t5_with_any_source_and_target_length_equals_the_slow_reference(family, native, lengths):
+    target, source = lengths
     config = choices("sum", native, "token")
     model = fill(patch_model(build(family, dtype=torch.float64), config))
     reference = tiny.reference_of(model, build(family, dtype=torch.float64), config)

@@ -13,6 +13,7 @@ import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pairwise import pairs
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -230,8 +231,7 @@ def test_attention_without_terms_equals_the_reference_under_every_mask(engine: s
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("length", [1, 2, 5, 7])
-@pytest.mark.parametrize("k", [1, 2, 9])
+@pairs(length=(1, 2, 5, 7), k=(1, 2, 9), apart=("length", "k"))
 def test_equals_equations_3_and_4_of_shaw_as_loops(engine: str, length: int, k: int):
     dim = 3
     case = make_case(
@@ -671,13 +671,13 @@ def test_every_engine_is_covered_and_can_be_asked_for_by_name():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("keys", [1, 3, 30])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("names", [
-    ("bias",), ("native_bias",), ("query",), ("value",), ("query", "value", "gate"),
-    ("bias", "query", "value", "gate", "native_bias"),
-], ids=" ".join)  # fmt: skip
+@pairs(
+    names=(
+        ("bias",), ("native_bias",), ("query",), ("value",), ("query", "value", "gate"),
+        ("bias", "query", "value", "gate", "native_bias"),
+    ),
+    padded=(False, True), keys=(1, 3, 30), causal=(False, True),
+)  # fmt: skip
 def test_a_single_last_query_equals_the_reference(names: tuple[str, ...], padded: bool, keys: int, causal: bool):
     random = torch.Generator().manual_seed(3)
     made = make_case(names, queries=1, keys=keys, key_heads=2)

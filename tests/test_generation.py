@@ -6,7 +6,8 @@ import pytest
 import tiny
 import torch
 import transformers
-from tiny import DECODERS, ENCODER_DECODERS, SCHEMES, assert_close, most, patched
+from pairwise import pairs
+from tiny import DECODERS, ENCODER_DECODERS, SCHEMES, assert_close, patched
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache, cache_utils
 from transformers.utils import is_optimum_quanto_available
 
@@ -67,7 +68,7 @@ def in_parts(model, family, sizes, cache=None):
 
 
 @pytest.mark.core
-@most(*DECODERS)
+@tiny.pairs(*DECODERS)
 def test_cached_logits_equal_a_full_pass(family, scheme, native, gate):
     model = patched(family, scheme, native, gate, torch.float64)
     for sizes in ((1,) * 9, (3, 4), (6, 1), (2, 5, 1, 3)):
@@ -168,9 +169,7 @@ def test_cached_logits_equal_a_full_pass_with_some_layers_or_shared_ones(family,
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("native", tiny.NATIVE)
-@pytest.mark.parametrize("family", DECODERS)
+@pairs(family=DECODERS, native=tiny.NATIVE, cache=(None, "static"))
 def test_greedy_generation_equals_generation_without_a_cache(family, native, cache):
     model, given = patched(family, "sum", native, "token", torch.float64), prompt(family)
     out = generate(model, family, cache_implementation=cache)
@@ -179,8 +178,7 @@ def test_greedy_generation_equals_generation_without_a_cache(family, native, cac
     assert torch.equal(out.sequences, without.sequences)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", DECODERS)
+@pairs(family=DECODERS, scheme=SCHEMES, apart=("family", "scheme"))
 def test_generation_goes_beyond_the_clip_distance(family, scheme):
     model, given = patched(family, scheme, "drop", "head", torch.float64), prompt(family)
     out = generate(model, family, max_new_tokens=14)

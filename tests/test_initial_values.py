@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from pairwise import pairs
 from tiny import ENCODER_DECODERS, FAMILIES, GATES, NATIVE, assert_close, build, choices, patched
 from transformers import EncoderDecoderConfig, EncoderDecoderModel
 
@@ -84,22 +85,18 @@ PATHS = ("patch_model", "constructor", "auto_from_config", "plain_checkpoint", "
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("schemes", [ZEROS, RANDOM], ids=["zeros", "random"])
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize(
-    ("family", "path"),
+@pairs(
+    family=FAMILIES, path=PATHS, gate=GATES, schemes=(ZEROS, RANDOM),
     # A head of T5 has no inner model of its own.
-    [(f, p) for f in FAMILIES for p in PATHS if not (p == "base_checkpoint" and f in ENCODER_DECODERS)],
-)
+    possible=lambda family, path, *_: not (path == "base_checkpoint" and family in ENCODER_DECODERS),
+)  # fmt: skip
 def test_initial_values_are_as_documented_on_every_path(family, path, gate, schemes, tmp_path):
     config = RelPosConfig(schemes, native="gate", gate=gate, share_layers=gate == "token")
     check_initial_values(made(path, family, config, tmp_path), config)
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("native", ["keep", "gate"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, native=("keep", "gate"), gate=GATES)
 def test_plain_checkpoint_in_our_class_computes_what_it_computed(family, native, gate, tmp_path):
     stock = build(family, dtype=torch.float64)
     stock.save_pretrained(tmp_path)

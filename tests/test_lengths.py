@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from pairwise import pairs
 from tiny import SCHEMES, assert_close, build, choices, fill, patched
 
 from hf_relpos import patch_model, unpatch_model
@@ -30,9 +31,7 @@ def calls(model, family):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("gate", tiny.GATES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", tiny.ABSOLUTE)
+@pairs(family=tiny.ABSOLUTE, scheme=SCHEMES, gate=tiny.GATES)
 def test_dropped_positions_free_the_length_however_the_input_is_given(family, scheme, gate):
     model = patched(family, scheme, "drop", gate, torch.float64)
     config = choices(scheme, "drop", gate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
+from pairwise import pairs
 from tiny import DECODERS, ENCODER_DECODERS, FAMILIES, SCHEMES, assert_close, build, choices, few, fill, patched
 from transformers import StaticCache
 
@@ -50,9 +51,7 @@ def test_left_padding_changes_nothing_for_real_tokens(family, scheme, native, ga
     assert_close(out, tiny.logits(model, batch))
 
 
-@pytest.mark.parametrize("gate", ["none", "token"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, scheme=SCHEMES, gate=("none", "token"), apart=("family", "scheme"))
 def test_purely_relative_model_does_not_see_a_shift_of_all_positions(family, scheme, gate):
     model, batch = patched(family, scheme, "drop", gate, torch.float64), tiny.inputs(family, length=8, padding=False)
     for shift in (1, 5):

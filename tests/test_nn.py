@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from pairwise import pairs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -56,9 +57,11 @@ def expected_output(
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("engine", ["auto", *TAKE_ALL_SCHEMES])
-@pytest.mark.parametrize("gate", ["none", "head", "token"])
-@pytest.mark.parametrize("schemes", [None, T5Bias(8, 10), [Shaw(2, rank=2), "clipped", T5Bias(8, 6)]], ids=repr)
+@pairs(
+    schemes=(None, T5Bias(8, 10), (Shaw(2, rank=2), "clipped", T5Bias(8, 6))),
+    gate=("none", "head", "token"),
+    engine=("auto", *TAKE_ALL_SCHEMES),
+)
 def test_self_attention_equals_the_reference(schemes: Any, gate: str, engine: str):
     module, x = attention(schemes=schemes, gate=gate, engine=engine), tokens()
     output, weights = module(x)
@@ -323,9 +326,7 @@ def test_tensors_that_do_not_fit_are_refused_with_what_does(
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("keys", [None, 1, 4, 9])
-@pytest.mark.parametrize("offset", [0, 3, -2, 30])
-@pytest.mark.parametrize("on_device", [False, True])
+@pairs(keys=(None, 1, 4, 9), offset=(0, 3, -2, 30), on_device=(False, True))
 def test_the_bias_depends_on_the_clipped_offset_alone(keys: int | None, offset: int, on_device: bool):
     bias = RelativePositionBias(HEADS, max_distance=2)
     values = bias(6, keys, torch.tensor(offset) if on_device else offset)

@@ -9,7 +9,8 @@ import pytest
 import tiny
 import torch
 import transformers
-from tiny import FAMILIES, GATES, NATIVE, SCHEMES, assert_close, assert_same, build, choices, few, fill, grid, patched
+from pairwise import pairs
+from tiny import FAMILIES, GATES, NATIVE, SCHEMES, assert_close, assert_same, build, choices, few, fill, patched
 from torch import nn
 
 import hf_relpos
@@ -26,7 +27,7 @@ def check_against_reference(family: str, config: RelPosConfig, **arguments: int)
 
 
 @pytest.mark.core
-@grid()
+@tiny.pairs()
 def test_patched_model_computes_what_the_slow_reference_computes(family, scheme, native, gate):
     check_against_reference(family, choices(scheme, native, gate))
 
@@ -38,9 +39,7 @@ def test_shared_layers_compute_what_the_slow_reference_computes(family, scheme):
     check_against_reference(family, config)
 
 
-@pytest.mark.parametrize("share_layers", [False, True])
-@pytest.mark.parametrize("layers", [[0], [1], [0, 2]])
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, layers=((0,), (1,), (0, 2)), share_layers=(False, True))
 def test_only_the_layers_named_get_relative_positions(family, layers, share_layers):
     depth = "num_layers" if family in tiny.ENCODER_DECODERS else "num_hidden_layers"
     config = choices("sum", "keep", "head", layers=layers, share_layers=share_layers)
@@ -52,9 +51,7 @@ def test_layers_not_named_are_left_as_they_were_by_a_window_too(family):
     check_against_reference(family, choices("sum", "keep", "head", layers=[1], window=2))
 
 
-@pytest.mark.parametrize("engine", ["eager", "blockwise"])
-@pytest.mark.parametrize("window", [1, 2, 4, 50])
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, window=(1, 2, 4, 50), engine=("eager", "blockwise"))
 def test_window_equals_a_dense_reference_mask(family, window, engine):
     check_against_reference(family, choices("sum", "gate", "token", window=window, engine=engine))
 
@@ -67,10 +64,7 @@ def test_every_engine_gives_the_same_logits_in_a_model(family, engine):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("native", ["keep", "gate"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, scheme=SCHEMES, native=("keep", "gate"), gate=GATES)
 def test_fresh_patch_changes_nothing(family, scheme, native, gate):
     stock, batch = build(family, dtype=torch.float64), tiny.inputs(family)
     model = patch_model(build(family, dtype=torch.float64), choices(scheme, native, gate))
@@ -93,8 +87,7 @@ def test_every_added_parameter_changes_the_output(family, scheme, native, gate):
     assert torch.equal(tiny.real_logits(model, batch), before)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, scheme=SCHEMES, apart=("family", "scheme"))
 def test_order_of_tokens_is_seen_when_native_positions_are_dropped(family, scheme):
     model = patched(family, scheme, "drop", "none")
     batch = tiny.inputs(family, padding=False)
@@ -230,9 +223,7 @@ def test_added_parameters_take_over_the_dtype_and_mode_and_are_trainable(family,
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("native", NATIVE)
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, native=NATIVE, gate=GATES)
 def test_dropped_tables_are_gone_from_the_parameters_and_kept_ones_keep_their_name(family, native, gate):
     table = {"gpt2": "wpe.weight", "bert": "position_embeddings.weight", "bert-decoder": "position_embeddings.weight"}
     table = table.get(family, "relative_attention_bias.weight")
@@ -258,9 +249,7 @@ def test_deep_copy_answers_with_its_own_weights(family, scheme, native, gate):
     assert torch.equal(tiny.logits(twin, batch), tiny.logits(model, batch))
 
 
-@pytest.mark.parametrize("share_layers", [False, True])
-@pytest.mark.parametrize("native", NATIVE)
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, native=NATIVE, share_layers=(False, True))
 def test_pickle_gives_an_equal_model_that_can_be_unpatched(family, native, share_layers):
     model, batch = patched(family, "sum", native, "token", share_layers=share_layers), tiny.inputs(family)
     twin = pickle.loads(pickle.dumps(model))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import transformers
-from tiny import ENCODER_DECODERS, FAMILIES, GATES, NATIVE, SCHEMES, build, choices, grid, patched
+from tiny import ENCODER_DECODERS, FAMILIES, GATES, NATIVE, SCHEMES, build, choices, few, patched
 
 from hf_relpos import (
     ClippedBias,
@@ -20,7 +20,7 @@ from hf_relpos import (
 )
 
 
-@grid("bert", "t5")
+@few("bert", "t5")
 def test_report_counts_layers_and_parameters_as_they_are(family, scheme, native, gate):
     stock = build(family)
     total = sum(parameter.numel() for parameter in stock.parameters())

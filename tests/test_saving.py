@@ -13,7 +13,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from tiny import FAMILIES, NATIVE, SCHEMES, assert_close, build, choices, few, fill, most, patched
+from tiny import FAMILIES, NATIVE, SCHEMES, assert_close, build, choices, few, fill, patched
 from transformers import EncoderDecoderConfig, EncoderDecoderModel
 
 import hf_relpos
@@ -43,7 +43,7 @@ def assert_equal_models(model, other, batch):
 
 
 @pytest.mark.core
-@most()
+@tiny.pairs()
 def test_reload_is_exact(family, scheme, native, gate, tmp_path):
     model = patched(family, scheme, native, gate)
     model.save_pretrained(tmp_path)

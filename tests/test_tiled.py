@@ -12,6 +12,7 @@ import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pairwise import pairs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
@@ -38,7 +39,6 @@ CASES = [
     *(("toeplitz", terms) for terms in (("bias",), ("native_bias",), ("bias", "native_bias"))),
 ]
 RICHEST = [("dense", COMBINATIONS[-1]), ("banded", COMBINATIONS[-1]), ("toeplitz", ("bias", "native_bias"))]
-engines = pytest.mark.parametrize(("engine", "terms"), CASES, ids=[" ".join([name, *terms]) for name, terms in CASES])
 rich_engines = pytest.mark.parametrize(("engine", "terms"), RICHEST, ids=[name for name, _ in RICHEST])
 PADDING = torch.tensor([[True] * 12 + [False] * 11, [False] * 9 + [True] * 14])
 
@@ -130,13 +130,9 @@ def assert_equal(tensors: dict[str, Tensor], engine: str, tolerance: float = 1e-
 
 @small_blocks
 @pytest.mark.core
-@pytest.mark.parametrize("padding", [None, PADDING], ids=["no padding", "padding"])
-@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
-@engines
-def test_output_and_gradients_equal_the_reference(
-    engine: str, terms: tuple[str, ...], causal: bool, padding: Tensor | None
-):
-    assert_equal(make(terms), engine, causal=causal, padding=padding)
+@pairs(case=CASES, causal=(False, True), padded=(False, True))
+def test_output_and_gradients_equal_the_reference(case: tuple[str, tuple[str, ...]], causal: bool, padded: bool):
+    assert_equal(make(case[1]), case[0], causal=causal, padding=PADDING if padded else None)
 
 
 @small_blocks
@@ -149,7 +145,6 @@ def test_a_window_equals_the_reference(engine: str, window: int, causal: bool):
 
 
 @small_blocks
-@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 @pytest.mark.parametrize("shape", [
     {"queries": 1, "keys": 1},
     {"queries": 5, "keys": 5, "k": 9},
@@ -164,10 +159,11 @@ def test_a_window_equals_the_reference(engine: str, window: int, causal: bool):
     {"batch": 1},
 ], ids=str)  # fmt: skip
 @rich_engines
-def test_odd_shapes_equal_the_reference(engine: str, terms: tuple[str, ...], shape: dict[str, Any], causal: bool):
+def test_odd_shapes_equal_the_reference(engine: str, terms: tuple[str, ...], shape: dict[str, Any]):
     offset = shape.get("offset", 0)
     shape = {name: value for name, value in shape.items() if name != "offset"}
-    assert_equal(make(terms, **shape), engine, causal=causal, offset=offset)
+    for causal in (False, True):
+        assert_equal(make(terms, **shape), engine, causal=causal, offset=offset)
 
 
 @small_blocks
@@ -237,9 +233,7 @@ def test_a_query_that_sees_nothing_has_zero_output_and_gradient(engine: str, ter
 
 
 @small_blocks
-@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
-@pytest.mark.parametrize("terms", COMBINATIONS, ids=" ".join)
-@pytest.mark.parametrize("engine", ["dense", "banded"])
+@pairs(engine=("dense", "banded"), terms=COMBINATIONS, causal=(False, True))
 def test_frozen_tables_get_no_gradient_and_change_no_other(engine: str, terms: tuple[str, ...], causal: bool):
     tensors = make(terms)
     expected = reference.output_and_gradients(partial(by_engine, engine=engine, causal=causal), tensors)

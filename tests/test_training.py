@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from tiny import FAMILIES, KINDS, NATIVE, SCHEMES, assert_close, build, choices, few, most, patched
+from tiny import FAMILIES, KINDS, NATIVE, SCHEMES, assert_close, build, choices, few, patched
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -18,7 +18,7 @@ from hf_relpos import RelPosConfig, Shaw, T5Bias, patch_model, unpatch_model
 
 
 @pytest.mark.core
-@most()
+@tiny.pairs()
 def test_every_trainable_parameter_gets_a_gradient(family, scheme, native, gate):
     model = patched(family, scheme, native, gate).train()
     model(**tiny.labelled(family)).loss.backward()

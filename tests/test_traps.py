@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from pairwise import pairs
 from tiny import FAMILIES, SCHEMES, assert_close, build, choices, patched
 from transformers import StaticCache, Trainer, TrainingArguments
 
@@ -60,8 +61,7 @@ def test_a_base_model_inside_somebody_elses_model_is_initialised():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", ["gpt2", "bert-decoder"])
+@pairs(family=("gpt2", "bert-decoder"), scheme=SCHEMES, apart=("family", "scheme"))
 def test_b_static_cache_moves_its_position_before_attention_runs(family, scheme):
     model, ids = patched(family, scheme, "drop", "head", torch.float64), tiny.tokens(2, 10)
     full = tiny.logits(model, {"input_ids": ids}, use_cache=False)
@@ -74,8 +74,7 @@ def test_b_static_cache_moves_its_position_before_attention_runs(family, scheme)
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, scheme=SCHEMES, apart=("family", "scheme"))
 def test_c_offloaded_parameters_are_brought_back_before_they_are_read(family, scheme):
     """Accelerate's hooks act around `forward`; a parameter read from outside is a placeholder without data."""
     for gate in ("head", "token"):

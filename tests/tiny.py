@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
+import pairwise
 import torch
 import transformers
 from torch import Tensor, nn
@@ -100,28 +99,14 @@ NATIVE = ("keep", "gate", "drop")
 GATES = ("none", "head", "token")
 
 
-def grid(*families: str) -> pytest.MarkDecorator:
-    """Every scheme x native x gate, for some families (all by default)."""
-    combinations = itertools.product(families or FAMILIES, SCHEMES, NATIVE, GATES)
-    return pytest.mark.parametrize(("family", "scheme", "native", "gate"), list(combinations))
+def pairs(*families: str, **more: Any) -> Any:
+    """Families (all by default), schemes, natives and gates, so that every two of them meet."""
+    return pairwise.pairs(family=families or FAMILIES, scheme=SCHEMES, native=NATIVE, gate=GATES, **more)
 
 
-def few(*families: str) -> pytest.MarkDecorator:
-    """For each family every scheme, and between them every native, every gate and nearly every pair of the two."""
-    combinations = [
-        (family, scheme, NATIVE[(index + shift) % 3], GATES[(index + index // 3) % 3])
-        for shift, family in enumerate(families or FAMILIES)
-        for index, scheme in enumerate(SCHEMES)
-    ]
-    return pytest.mark.parametrize(("family", "scheme", "native", "gate"), combinations)
-
-
-def most(*families: str) -> pytest.MarkDecorator:
-    """Every combination for one family of each kind; a few for its relatives, which differ in names or heads only."""
-    families = families or FAMILIES
-    whole = grid(*[family for family in families if family in KINDS]).args[1]
-    part = few(*[family for family in families if family not in KINDS]).args[1]
-    return pytest.mark.parametrize(("family", "scheme", "native", "gate"), [*whole, *part])
+def few(*families: str) -> Any:
+    """The same but for families and schemes, which know nothing of each other: half as many rows."""
+    return pairs(*families, apart=("family", "scheme"))
 
 
 def choices(scheme: str, native: str = "gate", gate: str = "head", **more: Any) -> RelPosConfig:
