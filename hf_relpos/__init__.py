@@ -23,7 +23,16 @@ from hf_relpos.errors import (
 from hf_relpos.families import FAMILIES, Family
 from hf_relpos.modeling import configs
 from hf_relpos.names import CLASS_PREFIX
-from hf_relpos.schemes import ClippedBias, Shaw, T5Bias
+from hf_relpos.schemes import (
+    ALiBi,
+    ClippedBias,
+    DynamicConvolution,
+    RelativeKeyQuery,
+    Rotary,
+    Shaw,
+    T5Bias,
+    register_scheme,
+)
 from hf_relpos.version import __version__
 
 if TYPE_CHECKING:
@@ -40,8 +49,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ALiBi",
     "AnnealNativeGateCallback",
     "ClippedBias",
+    "DynamicConvolution",
     "Family",
     "FamilyError",
     "NothingPatchedError",
@@ -52,6 +63,8 @@ __all__ = [
     "RelPosError",
     "RelPosLoggingCallback",
     "RelPosTrainerMixin",
+    "RelativeKeyQuery",
+    "Rotary",
     "Shaw",
     "T5Bias",
     "UnknownFieldError",
@@ -63,6 +76,7 @@ __all__ = [
     "peft_modules_to_save",
     "push_to_hub_standalone",
     "register_family",
+    "register_scheme",
     "relpos_param_groups",
     "save_standalone",
     "unpatch_model",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import and_
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ class AttentionMask:
         causal: keys after the query are hidden.
         window: keys farther away than this are hidden.
         padding: bool ``[batch, key length]``, True where there is a token.
-        pattern: ``(query positions [queries, 1], key positions [keys]) -> bool [batch or 1, heads or 1, queries,
-            keys]``: any other rule, evaluated for the block at hand.
+        pattern: ``(query positions [queries, 1], key positions [keys] or [queries, keys]) -> bool [batch or 1, heads or
+            1, queries, keys]``: any other rule, evaluated for the pairs at hand.
         dense: bool (True: may attend) or float (added to the scores), ``[batch or 1, heads or 1, query length or 1,
             key length]``; for masks that users make themselves.
     """
@@ -154,24 +155,46 @@ class AttentionMask:
         """
         query_at = torch.arange(queries.start, queries.stop, device=device)[:, None] + self.query_offset
         key_at = torch.arange(keys.start, keys.stop, device=device)
+        conditions = self._rules(query_at, key_at)
+        if self.padding is not None:
+            conditions.append(self.padding[:, None, None, keys])
+        if self.dense is not None:
+            conditions.append(_may_attend(self._dense_block(queries, keys)))
+        return _every(conditions)
+
+    def allowed_near(self, first: int, count: int, device: torch.device) -> Tensor | None:
+        """Which keys near each query it may attend to.
+
+        Args:
+            first: offset of the first key from each query.
+            count: number of keys for each query, next to each other. Where there is no such key the answer is that
+                for the nearest one.
+            device: where the answer is needed.
+
+        Returns:
+            bool, broadcastable to ``[batch, heads, queries, count]``; None if all may.
+        """
+        query = torch.arange(self.query_length, device=device)[:, None]
+        query_at = query + self.query_offset
+        key_at = (query_at + torch.arange(first, first + count, device=device)).clamp(0, self.key_length - 1)
+        conditions = self._rules(query_at, key_at)
+        if self.padding is not None:
+            conditions.append(self.padding[:, None, key_at])
+        if self.dense is not None:
+            row = query if self.dense.shape[-2] > 1 else torch.zeros_like(query)
+            conditions.append(_may_attend(self.dense[..., row, key_at]))
+        return _every(conditions)
+
+    def _rules(self, query_at: Tensor, key_at: Tensor) -> list[Tensor]:
+        """What follows from positions alone, a condition each."""
         conditions = []
         if self.causal:
             conditions.append((key_at <= query_at)[None, None])
         if self.window is not None:
             conditions.append(((key_at - query_at).abs() <= self.window)[None, None])
-        if self.padding is not None:
-            conditions.append(self.padding[:, None, None, keys])
         if self.pattern is not None:
             conditions.append(self.pattern(query_at, key_at))
-        if self.dense is not None:
-            block = self._dense_block(queries, keys)
-            conditions.append(block if block.dtype == torch.bool else ~_is_hidden(block))
-        if not conditions:
-            return None
-        every = conditions[0]
-        for condition in conditions[1:]:
-            every = every & condition
-        return every
+        return conditions
 
     def added(self, queries: slice, keys: slice) -> Tensor | None:
         """What a float mask adds to a block's scores, ``[batch or 1, heads or 1, queries or 1, keys]``, or None."""
@@ -197,6 +220,15 @@ class AttentionMask:
         # An empty range would leave a block without keys; one key, hidden by `allowed`, keeps every shape regular.
         start = min(max(start, 0), self.key_length - 1)
         return slice(start, max(stop, start + 1))
+
+
+def _every(conditions: list[Tensor]) -> Tensor | None:
+    return reduce(and_, conditions) if conditions else None
+
+
+def _may_attend(dense: Tensor) -> Tensor:
+    """Where a mask of users' own, bool or float, does not hide the key."""
+    return dense if dense.dtype == torch.bool else ~_is_hidden(dense)
 
 
 def _is_hidden(additive: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_relpos.config import RelPosConfig
-from hf_relpos.errors import NothingPatchedError, PatchStateError
+from hf_relpos.errors import NothingPatchedError, PatchStateError, RelPosConfigError
 from hf_relpos.families import Family
 from hf_relpos.families.tables import ungate
 from hf_relpos.layer import RelPosLayer
@@ -46,6 +46,7 @@ def attach(
     """
     stacks = stacks_of(model, family)
     _check_layers(model, family, config, stacks)
+    _check_rotation(model, family, config)
     tables = family.stock_tables(model, config.native)
     layers = [_build_layers(stack, family, config) for stack in stacks]
     for stack, (shared, own) in zip(stacks, layers, strict=True):
@@ -124,6 +125,20 @@ def _check_layers(model: PreTrainedModel, family: Family, config: RelPosConfig, 
             f"RelPosConfig: `layers` names {beyond}, but {type(model).__name__} has the layers 0 to {deepest - 1}. "
             "Nothing was patched."
         )
+
+
+def _check_rotation(model: PreTrainedModel, family: Family, config: RelPosConfig) -> None:
+    """Refuse what cannot act on queries and keys that the family has rotated by their positions already."""
+    if not any(native.rotate for native in family.natives):
+        return
+    for scheme in config.scheme_configs:
+        clash = scheme.parts & {"rotation", "query", "key"}
+        if clash:
+            raise RelPosConfigError(
+                f"RelPosConfig: {type(model).__name__} rotates its queries and keys by their positions, and the scheme "
+                f"{scheme.name!r} would {'rotate' if 'rotation' in clash else 'multiply'} what is rotated already. "
+                "Take a scheme that is a bias, or one on the values."
+            )
 
 
 def _build_layers(
