@@ -38,6 +38,7 @@ from hf_relpos.version import __version__
 if TYPE_CHECKING:
     from hf_relpos.checkpoints.adapters import peft_modules_to_save
     from hf_relpos.checkpoints.standalone import push_to_hub_standalone, save_standalone
+    from hf_relpos.importers import load_relative_key
     from hf_relpos.modeling.registration import register_family
     from hf_relpos.modeling.report import PatchReport, patch_report
     from hf_relpos.patching import is_patched, patch_model, unpatch_model
@@ -71,6 +72,7 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "is_patched",
+    "load_relative_key",
     "patch_model",
     "patch_report",
     "peft_modules_to_save",
@@ -92,6 +94,7 @@ _LAZY = {
     ),
     **dict.fromkeys(("push_to_hub_standalone", "save_standalone"), "hf_relpos.checkpoints.standalone"),
     "register_family": "hf_relpos.modeling.registration",
+    "load_relative_key": "hf_relpos.importers",
     "peft_modules_to_save": "hf_relpos.checkpoints.adapters",
 }
 
