@@ -25,7 +25,8 @@ from benchmarks import attention, training_step
 from benchmarks.common import RESULTS, print_table
 from benchmarks.models import PATCHES
 from benchmarks.parts import Part, part, with_gpu, write_parts
-from hf_relpos.engines import ENGINES, REFUSES, attend
+from hf_relpos.engines import ENGINE_NAMES, ENGINES, attend
+from hf_relpos.engines.engine import Case
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
@@ -143,7 +144,7 @@ def correctness(device: torch.device, shapes: tuple[tuple[int, int], ...], clock
                 return
             rounded = {name: tensor.to(dtype).double() for name, tensor in made.items()}
             wanted = outcome("eager", rounded, mask, torch.float64)
-            for engine in ("auto", *ENGINES):
+            for engine in ENGINE_NAMES:
                 # An engine may take only terms that do not learn.
                 frozen = next((some for some in ((), terms) if takes(engine, made, mask, terms, some)), None)
                 if frozen is not None:
@@ -162,11 +163,11 @@ def takes(
     engine: str, made: dict[str, Tensor], mask: AttentionMask, terms: tuple[str, ...], frozen: Collection[str]
 ) -> bool:
     """Whether an engine takes a case in which some terms do not learn."""
-    refuses = REFUSES.get(engine)
-    if refuses is None:
+    if engine == "auto":
         return True
     leaves = {name: made[name].detach().requires_grad_(name not in frozen) for name in terms}
-    return refuses(made["q"], made["v"], RelativeTerms(**leaves), mask, 0.0) is None
+    case = Case(made["q"], made["k"], made["v"], RelativeTerms(**leaves), mask)
+    return ENGINES[engine].refuses(case) is None
 
 
 # Times

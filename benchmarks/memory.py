@@ -185,9 +185,9 @@ def main() -> int:
 def child(task: dict[str, Any]) -> int:
     """Do one measurement and print it."""
     if task.get("list"):
-        from hf_relpos.engines import ENGINES
+        from hf_relpos.engines import ENGINE_NAMES
 
-        print(json.dumps(list(ENGINES)))
+        print(json.dumps([name for name in ENGINE_NAMES if name != "auto"]))
     else:
         print(json.dumps(round(measure(**task), 2)))
     return 0

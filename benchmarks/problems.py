@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_relpos import ClippedBias, Shaw, T5Bias
-from hf_relpos.engines import ENGINES, REFUSES, attend
+from hf_relpos.engines import ENGINE_NAMES, ENGINES, attend
+from hf_relpos.engines.engine import Case
 from hf_relpos.masks import AttentionMask
 from hf_relpos.schemes import AttentionGeometry
 from hf_relpos.schemes.base import Scheme, SchemeConfig
@@ -121,14 +122,16 @@ def by_engine(engine: str, problem: Problem) -> Tensor:
 
 def engine_names() -> list[str]:
     """``"auto"``, and the engines there are."""
-    return ["auto", *(name for name in ENGINES if name != "auto")]
+    return list(ENGINE_NAMES)
 
 
 def engine_refuses(engine: str, problem: Problem, backward: bool) -> str | None:
     """What of the problem an engine cannot take, with the backward pass or without; None if it takes it."""
-    refuses: Callable[..., str | None] | None = REFUSES.get(engine)
+    if engine == "auto":
+        return None
     with torch.set_grad_enabled(backward):
-        reason = refuses and refuses(problem.query, problem.value, problem.terms(), problem.mask, 0.0)
+        case = Case(problem.query, problem.key, problem.value, problem.terms(), problem.mask)
+        reason = ENGINES[engine].refuses(case)
     return f"does not take {reason}" if reason else None
 
 

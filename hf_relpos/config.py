@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+from hf_relpos.engines import ENGINE_NAMES
 from hf_relpos.errors import RelPosConfigError, UnknownFieldError, refuse_unknown, wrong_value
 from hf_relpos.schemes import SCHEMES, SchemeConfig
 from hf_relpos.schemes.base import TABLES
@@ -13,7 +14,6 @@ from hf_relpos.version import __version__
 
 NATIVE = ("keep", "gate", "drop")
 GATES = ("none", "head", "token")
-ENGINES = ("auto", "eager", "dense", "blockwise", "banded", "toeplitz")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RelPosConfig:
         if not isinstance(schemes, Sequence) or not schemes:
             raise self._wrong("schemes", f"at least one scheme: {_scheme_names()} or a scheme config")
         object.__setattr__(self, "schemes", tuple(_scheme(entry) for entry in schemes))
-        for name, allowed in (("native", NATIVE), ("gate", GATES), ("engine", ENGINES)):
+        for name, allowed in (("native", NATIVE), ("gate", GATES), ("engine", ENGINE_NAMES)):
             if getattr(self, name) not in allowed:
                 raise self._wrong(name, "one of " + ", ".join(map(repr, allowed)))
         if self.window is not None and (not _is_int(self.window) or self.window < 1):

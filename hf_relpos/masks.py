@@ -10,6 +10,8 @@ from operator import and_
 import torch
 from torch import Tensor
 
+from hf_relpos.compat import pytorch
+
 Pattern = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -18,6 +20,9 @@ class AttentionMask:
     """Where the queries stand among the keys, and which pairs may attend. All conditions given must hold.
 
     Query ``i`` stands at position ``query_offset + i``, counted in keys: key ``j`` stands at position ``j``.
+
+    A record answers in the backward pass as it did in the forward pass: it has its own copies of ``padding``, which
+    callers fill again for the next batch, and of a ``query_offset`` on the device, which a cache advances.
 
     Attributes:
         query_length: number of queries.
@@ -40,6 +45,12 @@ class AttentionMask:
     padding: Tensor | None = None
     pattern: Pattern | None = None
     dense: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.padding is not None:
+            object.__setattr__(self, "padding", self.padding.clone())
+        if isinstance(self.query_offset, Tensor):
+            object.__setattr__(self, "query_offset", self.query_offset.clone())
 
     # Transformers hands masks around as 4-D tensors; these four are what it asks of them.
 
@@ -84,6 +95,14 @@ class AttentionMask:
     def hides_keys(self) -> bool:
         """Whether there is padding that hides a key; looked up once, for all layers. True where it cannot be seen."""
         return self.padding is not None and not (can_look_at(self.padding) and bool(self.padding.all()))
+
+    @property
+    def hides(self) -> bool:
+        """Whether a key may be hidden from a query."""
+        last = self.key_length - 1
+        sees_all = not self.causal or (isinstance(self.query_offset, int) and self.query_offset >= last)
+        rules = (self.window, self.pattern, self.dense)
+        return self.hides_keys or not sees_all or any(rule is not None for rule in rules)
 
     @property
     def is_plain_causal(self) -> bool:
@@ -208,6 +227,22 @@ class AttentionMask:
         dense: Tensor = self.dense  # type: ignore[assignment]
         return dense[..., keys] if dense.shape[-2] == 1 else dense[..., queries, keys]
 
+    def seen(self, device: torch.device) -> Tensor | None:
+        """Which keys some query may see, as far as that can be told without a look at every pair and head.
+
+        Returns:
+            bool ``[batch or 1, 1, keys]``; None if all.
+        """
+        conditions = []
+        if self.causal and isinstance(self.query_offset, Tensor):
+            key_at = torch.arange(self.key_length, device=device)
+            conditions.append((key_at < self.query_offset + self.query_length)[None, None])
+        if self.padding is not None:
+            conditions.append(self.padding[:, None])
+        if self.dense is not None and self.dense.shape[1:3] == (1, 1):
+            conditions.append(_may_attend(self.dense[..., 0, :]))
+        return _every(conditions)
+
     def key_range(self, queries: slice) -> slice:
         """The keys that a block of queries can possibly see, by causality and window."""
         start, stop = 0, self.key_length
@@ -223,6 +258,7 @@ class AttentionMask:
 
 
 def _every(conditions: list[Tensor]) -> Tensor | None:
+    """Where all conditions hold; None where there are none."""
     return reduce(and_, conditions) if conditions else None
 
 
@@ -239,5 +275,5 @@ def _is_hidden(additive: Tensor) -> Tensor:
 
 def can_look_at(tensor: Tensor) -> bool:
     """Whether Python may decide by a tensor's content: nothing is recorded, and there is no device to wait for."""
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing() or pytorch.is_transformed()
     return type(tensor) is Tensor and tensor.device.type == "cpu" and not recorded

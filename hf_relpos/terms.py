@@ -44,8 +44,25 @@ class RelativeTerms:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to add, so that plain attention is the answer."""
-        tables = (self.bias, self.query, self.key, self.value, self.native_bias)
-        return all(table is None for table in tables)
+        return len(self.tables) == 0
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """The tables there are."""
+        return tuple(tensor for name, tensor in self.named.items() if name != "gate")
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """The tables there are, and the gate, by name."""
+        tensors = {
+            "bias": self.bias,
+            "query": self.query,
+            "key": self.key,
+            "value": self.value,
+            "gate": self.gate,
+            "native_bias": self.native_bias,
+        }
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def __add__(self, other: RelativeTerms) -> RelativeTerms:
         """The terms of two schemes that act together. Neither may be gated yet.
@@ -79,21 +96,9 @@ class RelativeTerms:
 
     def to(self, dtype: torch.dtype) -> RelativeTerms:
         """These terms with every tensor in another dtype; themselves if that is so already."""
-        tensors = (self.bias, self.query, self.key, self.value, self.gate, self.native_bias)
-        if all(tensor is None or tensor.dtype == dtype for tensor in tensors):
+        if all(tensor.dtype == dtype for tensor in self.named.values()):
             return self
-
-        def cast(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(dtype)
-
-        return RelativeTerms(
-            bias=cast(self.bias),
-            query=cast(self.query),
-            key=cast(self.key),
-            value=cast(self.value),
-            gate=cast(self.gate),
-            native_bias=cast(self.native_bias),
-        )
+        return RelativeTerms(**{name: tensor.to(dtype) for name, tensor in self.named.items()})
 
 
 def horizon(table: Tensor, dim: int = 1) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -304,12 +305,12 @@ def test_packages_and_compilers_that_are_missing_are_named(monkeypatch: pytest.M
 
 
 def test_every_engine_takes_part():
-    assert set(problems.ENGINES) | {"auto"} | set(peers.PEERS) | {attention.PLAIN} == set(attention.contestants())
+    assert set(problems.ENGINE_NAMES) | set(peers.PEERS) | {attention.PLAIN} == set(attention.contestants())
 
 
 @pytest.mark.parametrize("which", attention.PASSES)
 def test_attention_is_compared_with_plain_attention(which: str):
-    names = [name for name in attention.contestants() if name in COMPARED or name in ("auto", *problems.ENGINES)]
+    names = [name for name in attention.contestants() if name in COMPARED or name in problems.ENGINE_NAMES]
     rows = attention.measure(names, problems.make("T5Bias()", 20, causal=True), which, seconds=0, limit=60)
     assert [row["contestant"] for row in rows] == [attention.PLAIN, *names]
     assert rows[0]["ratio"] == 1
@@ -395,7 +396,7 @@ def test_the_gpu_check_finds_every_engine_right_over_masks_and_dtypes(monkeypatc
     few_cases(monkeypatch)
     rows = list(gpu_check.correctness(CPU, gpu_check.QUICK_SHAPES, gpu_check.Clock(600)))
     assert all(row["right"] for row in rows), [row for row in rows if not row["right"]]
-    assert {row["engine"] for row in rows} == {"auto", *gpu_check.ENGINES}
+    assert {row["engine"] for row in rows} == set(gpu_check.ENGINE_NAMES)
     for engine in ("auto", "eager", "blockwise"):
         assert sum(row["engine"] == engine for row in rows) == 2 * len(gpu_check.MASKS) * len(gpu_check.DTYPES)
 
@@ -408,14 +409,14 @@ def test_the_gpu_check_reports_an_engine_that_is_wrong(
     right = gpu_check.ENGINES["blockwise"]
 
     def wrong(query, key, value, *args, **kwargs):
-        output, weights = right(query, key, value, *args, **kwargs)
+        output, weights = right.attend(query, key, value, *args, **kwargs)
         if fault == "output":
             return output * 1.1, weights
         if fault == "gradient":
             return output + (query - query.detach()), weights
         return output * float("nan"), weights
 
-    monkeypatch.setitem(gpu_check.ENGINES, "blockwise", wrong)
+    monkeypatch.setitem(gpu_check.ENGINES, "blockwise", replace(right, attend=wrong))
     monkeypatch.setattr(gpu_check, "attention_tables", lambda *args: iter(()))
     monkeypatch.setattr(gpu_check, "step_tables", lambda *args: iter(()))
     assert gpu_check.main(["--device", "cpu", "--quick"]) == 1

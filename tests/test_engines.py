@@ -20,9 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_relpos import config
-from hf_relpos.engines import ENGINES, REFUSES, attend, choose
-from hf_relpos.engines.cpu import single
+from hf_relpos.engines import ENGINE_NAMES, ENGINES, attend, choose
+from hf_relpos.engines import engine as records
 from hf_relpos.masks import AttentionMask
 from hf_relpos.schemes.t5 import bucket_of
 from hf_relpos.terms import RelativeTerms
@@ -36,7 +35,7 @@ QUADRATIC = {"eager"}
 TERMS = ("bias", "query", "key", "value", "gate", "native_bias")
 
 
-TAKE_ALL = [name for name in ENGINES if name not in REFUSES]
+TAKE_ALL = [name for name, engine in ENGINES.items() if engine.refuses is records.takes_everything]
 
 
 @pytest.fixture(params=[*TAKE_ALL, *(f"{name} in small blocks" for name in SMALL_BLOCKS)])
@@ -45,7 +44,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     name, _, small = request.param.partition(" in ")
     if small:
         for constant, value in SMALL_BLOCKS[name].items():
-            monkeypatch.setattr(sys.modules[ENGINES[name].__module__], constant, value)
+            monkeypatch.setattr(sys.modules[ENGINES[name].attend.__module__], constant, value)
     return name
 
 
@@ -610,9 +609,8 @@ def chosen(engine: str, length: int, *names: str, dropout: float = 0.0, learns: 
     """What runs for so many tokens and the terms of these names."""
     states = torch.empty(1, 1, length, 1)
     tables = {name: torch.zeros(1, 3, *[1] * (name != "bias"), requires_grad=learns) for name in names or ("bias",)}
-    return choose(
-        engine, states, states, states, RelativeTerms(**tables), AttentionMask(length, length, **mask), dropout
-    )
+    mask_of_all = AttentionMask(length, length, **mask)
+    return choose(engine, records.Case(states, states, states, RelativeTerms(**tables), mask_of_all, dropout))
 
 
 @pytest.mark.parametrize(
@@ -660,9 +658,8 @@ def test_auto_is_linear_in_memory_when_long(names: tuple[str, ...], dropout: flo
 
 
 def test_every_engine_is_covered_and_can_be_asked_for_by_name():
-    assert set(ENGINES) == QUADRATIC | set(SMALL_BLOCKS) | set(REFUSES)
-    assert set(config.ENGINES) == {"auto", *ENGINES}
-    for name in ENGINES:
+    assert set(TAKE_ALL) == QUADRATIC | set(SMALL_BLOCKS)
+    for name in set(ENGINE_NAMES) - {"auto"}:
         assert chosen(name, 8, learns=name != "toeplitz") == name
         assert name in TAKE_ALL or f'"{name}"' in Path(__file__).with_name("test_tiled.py").read_text()
 
@@ -690,13 +687,16 @@ def test_a_single_last_query_equals_the_reference(names: tuple[str, ...], padded
     def run(engine: str, leaves: dict[str, Tensor]) -> Tensor:
         return attend(leaves["q"], leaves["k"], leaves["v"], made.terms(leaves), mask, scale=0.4, engine=engine)[0]
 
+    calls, plain = [], ENGINES["single"].attend
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return plain(*args, **kwargs)
+
     with pytest.MonkeyPatch.context() as patch:
-        calls = []
-        patch.setattr(
-            single, "attend", lambda *args, plain=single.attend, **kw: (calls.append(1), plain(*args, **kw))[1]
-        )
+        patch.setitem(ENGINES, "single", replace(ENGINES["single"], attend=counting))
         actual = reference.output_and_gradients(partial(run, "auto"), states)
-        expected = reference.output_and_gradients(partial(run, "eager"), states)
+    expected = reference.output_and_gradients(partial(run, "eager"), states)
     assert calls == [1]
     reference.assert_all_close(actual, expected, 1e-12)
 

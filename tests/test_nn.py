@@ -16,13 +16,14 @@ from torch.nn import functional as F
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_relpos import ClippedBias, RelPosConfigError, Shaw, T5Bias
-from hf_relpos.engines import ENGINES, REFUSES
+from hf_relpos.engines import ENGINE_NAMES, ENGINES
+from hf_relpos.engines.engine import takes_everything
 from hf_relpos.masks import AttentionMask
 from hf_relpos.nn import RelativeMultiheadAttention, RelativePositionBias, SinusoidalPositionalEncoding
 from hf_relpos.schemes import AttentionCall
 
-TAKE_ALL = [name for name in ENGINES if name not in REFUSES]
-TAKE_ALL_SCHEMES = [name for name in ENGINES if name != "toeplitz"]  # which takes biases only
+TAKE_ALL = [name for name, engine in ENGINES.items() if engine.refuses is takes_everything]
+TAKE_ALL_SCHEMES = [name for name in ENGINE_NAMES if name not in ("auto", "toeplitz")]  # which takes biases only
 
 BATCH, LENGTH, SIZE, HEADS = 2, 7, 12, 3
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
-from hf_relpos.engines import REFUSES, attend, choose, eager
+from hf_relpos.engines import ENGINE_NAMES, ENGINES, attend, choose, eager
 from hf_relpos.engines.cpu import banded, dense, tables, tiles, toeplitz
 from hf_relpos.engines.cpu import operators as fused
+from hf_relpos.engines.engine import Case, takes_everything
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
@@ -393,11 +394,11 @@ def test_dropout_follows_the_seed_and_is_new_every_time():
 # What they refuse
 
 
-def case(**changes: Any) -> tuple[Tensor, Tensor, RelativeTerms, AttentionMask, float]:
+def case(**changes: Any) -> Case:
     states = torch.zeros(1, 1, 8, 4)
     terms = changes.get("terms", RelativeTerms(bias=torch.zeros(1, 3)))
     mask = AttentionMask(**{"query_length": 8, "key_length": 8, **changes.get("mask", {})})
-    return states, changes.get("value", states), terms, mask, changes.get("dropout", 0.0)
+    return Case(states, states, changes.get("value", states), terms, mask, changes.get("dropout", 0.0))
 
 
 NOT_DENSE = [
@@ -432,16 +433,18 @@ NOT_TOEPLITZ = [
 def test_what_it_cannot_take_is_refused_by_name_and_left_to_others_by_auto(
     engine: str, changes: dict[str, Any], reason: str
 ):
-    query, value, terms, mask, dropout = case(**changes)
+    asked = case(**changes)
     with pytest.raises(ValueError, match=f"'{engine}' cannot take {reason}.*'blockwise', which takes everything"):
-        choose(engine, query, query, value, terms, mask, dropout)
-    assert choose("auto", query, query, value, terms, mask, dropout) != engine
+        choose(engine, asked)
+    assert choose("auto", asked) != engine
 
 
-@pytest.mark.parametrize("engine", list(REFUSES))
+REFUSING = [name for name in ENGINE_NAMES if name != "auto" and ENGINES[name].refuses is not takes_everything]
+
+
+@pytest.mark.parametrize("engine", REFUSING)
 def test_it_takes_the_plain_case(engine: str):
-    query, value, terms, mask, dropout = case()
-    assert REFUSES[engine](query, value, terms, mask, dropout) is None
+    assert ENGINES[engine].refuses(case()) is None
 
 
 @pytest.fixture
@@ -464,14 +467,13 @@ def _wrong(query: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("engine", ["banded", "toeplitz"])
 @pytest.mark.usefixtures("_changed_operator")
 def test_without_a_sound_operator_it_refuses_and_says_so(engine: str, caplog: pytest.LogCaptureFixture):
-    query, value, terms, mask, dropout = case()
     logger_cache = getattr(logging.get_logger("hf_relpos").warning_once, "cache_clear", None)
     if logger_cache is not None:
         logger_cache()
     with caplog.at_level("WARNING"):
-        assert REFUSES[engine](query, value, terms, mask, dropout) == "this release of PyTorch"
+        assert ENGINES[engine].refuses(case()) == "this release of PyTorch"
     assert "the other engines run instead" in caplog.text
-    assert choose("auto", query, query, value, terms, mask, dropout) not in ("banded", "toeplitz")
+    assert choose("auto", case()) not in ("banded", "toeplitz")
 
 
 def test_the_operators_of_other_devices_have_the_form_that_is_expected_of_them():
@@ -486,7 +488,8 @@ def test_the_operators_of_other_devices_have_the_form_that_is_expected_of_them()
 def test_auto_stays_with_what_runs_everywhere_off_the_cpu():
     states = torch.empty(1, 1, 4096, 4, device="meta")
     terms = RelativeTerms(bias=torch.zeros(1, 3, device="meta"))
-    assert choose("auto", states, states, states, terms, AttentionMask(4096, 4096), 0.0) == "blockwise"
-    for engine in REFUSES:
+    asked = Case(states, states, states, terms, AttentionMask(4096, 4096))
+    assert choose("auto", asked) == "blockwise"
+    for engine in REFUSING:
         with pytest.raises(ValueError, match="cannot take tensors on 'meta'"):
-            choose(engine, states, states, states, terms, AttentionMask(4096, 4096), 0.0)
+            choose(engine, asked)

@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_relpos.engines.engine import Case, Engine
 from hf_relpos.engines.offsets import collect, spread
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms, add_tables, horizon
+
+# Up to this many scores per head, holding them all is faster than computing them again in the backward pass.
+FEW_SCORES = 512 * 512
 
 # Of the term on the keys, so many keys at least are laid out together.
 LEAST_KEYS = 64
@@ -163,3 +167,11 @@ def per_head(states: Tensor, heads: int) -> Tensor:
     """Keys or values with a copy for each of the query heads that share them."""
     groups = heads // states.shape[1]
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
+def pays_off(case: Case) -> bool:
+    """Whether there are few scores; compiled code, which is to serve many lengths, is not to depend on one."""
+    return not torch.compiler.is_compiling() and case.pairs <= FEW_SCORES
+
+
+ENGINE = Engine("eager", attend, pays_off=pays_off)

@@ -5,11 +5,29 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_relpos.engines.engine import Case, Engine
 from hf_relpos.masks import AttentionMask
+from hf_relpos.terms import RelativeTerms
+
+
+def refuses(case: Case) -> str | None:
+    """What of a case this engine cannot take exactly, in words; None if it takes it."""
+    if not case.is_plain:
+        return "relative terms"
+    if case.has_tangents:
+        return "forward-mode derivatives"
+    return None
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, *, scale: float, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: RelativeTerms,
+    mask: AttentionMask,
+    *,
+    scale: float,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, None]:
     """Plain attention, see :func:`hf_relpos.engines.eager.attend` for the arguments. Returns no weights."""
     causal = mask.is_plain_causal and query.shape[2] > 1
@@ -34,3 +52,6 @@ def _tensor(mask: AttentionMask, query: Tensor) -> Tensor | None:
         return allowed
     added = added.to(query.dtype)
     return added if allowed is None else added.masked_fill(~allowed, float("-inf"))
+
+
+ENGINE = Engine("plain", attend, refuses, is_choice=False)

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from hf_relpos.compat import pytorch
 from hf_relpos.schemes.base import AttentionGeometry, LearnedTable, LearnedTables, Scheme
 from hf_relpos.terms import RelativeTerms
 
@@ -93,8 +94,9 @@ _KNOWN: dict[tuple[int, int, bool, torch.device], Tensor] = {}
 
 def _buckets(num_buckets: int, max_distance: int, causal: bool, table: Tensor) -> Tensor:
     """The buckets of the offsets ``-max_distance .. max_distance``, on the device of the table that they are for."""
-    # What compilers, exporters and meta devices work with are not tensors with numbers, to be kept.
-    if torch.compiler.is_compiling() or type(table) not in (Tensor, nn.Parameter) or table.device.type == "meta":
+    # What compilers, exporters, transforms and meta devices work with are not tensors with numbers, to be kept.
+    numbers = type(table) in (Tensor, nn.Parameter) and table.device.type != "meta"
+    if torch.compiler.is_compiling() or pytorch.is_transformed() or not numbers:
         offsets = torch.arange(-max_distance, max_distance + 1, device=table.device)
         return bucket_of(offsets, num_buckets, max_distance, causal)
     asked = (num_buckets, max_distance, causal, table.device)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_relpos.engines.cpu import dense
 from hf_relpos.engines.cpu import operators as fused
+from hf_relpos.engines.engine import Case, Engine
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
@@ -17,20 +18,32 @@ from hf_relpos.terms import RelativeTerms
 SPAN = 256
 
 
-def refuses(query: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionMask, dropout: float) -> str | None:
+# From so many queries on it pays off.
+LONG, LONG_CAUSAL = 1024, 513
+
+
+def refuses(case: Case) -> str | None:
     """What of a case this engine cannot take exactly, in words; None if it takes it."""
-    refusal = dense.refuses(query, value, terms, mask, dropout)
+    refusal = dense.refuses(case)
     if refusal is not None:
         return refusal
-    if mask.window is not None:
+    if case.mask.window is not None:
         return None  # nothing is left to the fused operator
-    if dropout > 0:
+    if case.dropout > 0:
         return "attention dropout"
-    if mask.padding is not None and query.device.type != "cpu":
-        return f"padding on {query.device.type!r}"
-    if not fused.is_sound(query.device.type):
+    if case.mask.padding is not None and case.device != "cpu":
+        return f"padding on {case.device!r}"
+    if not fused.is_sound(case.device):
         return "this release of PyTorch"
     return None
+
+
+def pays_off(case: Case) -> bool:
+    """Whether most keys are hidden by a window, or beyond the horizon of long inputs."""
+    if not dense.pays_off(case):
+        return False
+    is_long = case.queries >= (LONG_CAUSAL if case.mask.causal else LONG)
+    return case.mask.window is not None or (is_long and 2 * case.horizon <= case.queries)
 
 
 def attend(
@@ -52,3 +65,6 @@ def attend(
     if span is None:
         span = SPAN if mask.window is None else dense.ROWS
     return dense.attend(query, key, value, terms, mask, scale=scale, dropout=dropout, span=span)
+
+
+ENGINE = Engine("banded", attend, refuses, pays_off)

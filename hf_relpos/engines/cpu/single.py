@@ -10,29 +10,38 @@ import torch
 from torch import Tensor
 
 from hf_relpos.engines import eager
+from hf_relpos.engines.engine import Case, Engine
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms, horizon
 
 
-def takes(query: Tensor, terms: RelativeTerms, mask: AttentionMask, dropout: float) -> bool:
-    """Whether this is such a step."""
-    return (
-        not torch.compiler.is_compiling()  # it would compile once more for the last place in a cache
-        and query.shape[2] == 1
-        and isinstance(mask.query_offset, int)
-        and mask.query_offset == mask.key_length - 1
-        and mask.window is None
-        and mask.pattern is None
-        and mask.dense is None
-        and terms.key is None
-        and dropout == 0
-    )
+def refuses(case: Case) -> str | None:
+    """What of a case this engine cannot take exactly, in words; None if it takes it."""
+    mask = case.mask
+    if torch.compiler.is_compiling():
+        return "torch.compile"  # it would compile once more for the last place in a cache
+    if case.queries != 1 or not isinstance(mask.query_offset, int) or mask.query_offset != mask.key_length - 1:
+        return "more than the last query"
+    if mask.window is not None or mask.pattern is not None or mask.dense is not None:
+        return "masks other than causality and padding"
+    if case.terms.key is not None:
+        return "terms on the key"
+    if case.dropout > 0:
+        return "attention dropout"
+    return None
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionMask, *, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: RelativeTerms,
+    mask: AttentionMask,
+    *,
+    scale: float,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, None]:
-    """Attention with relative terms for all that :func:`takes` names.
+    """Attention with relative terms for all that :func:`refuses` does not refuse.
 
     Shapes, dtypes and result are those of :func:`hf_relpos.engines.eager.attend`, without weights.
     """
@@ -96,3 +105,6 @@ def _accumulate(numbers: Tensor, more: Tensor, gate: Tensor | None) -> None:
         numbers.add_(more)
     else:
         numbers.addcmul_(more, gate)
+
+
+ENGINE = Engine("single", attend, refuses, is_choice=False)

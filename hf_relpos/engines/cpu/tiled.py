@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hf_relpos.engines import eager
 from hf_relpos.engines.cpu.layout import Inputs
@@ -23,6 +22,7 @@ from hf_relpos.engines.cpu.tables import Tables
 from hf_relpos.engines.cpu.tiled_backward import Backward
 from hf_relpos.engines.cpu.tiled_forward import Forward, Statistics
 from hf_relpos.engines.cpu.tiles import Plan
+from hf_relpos.engines.derivatives import first_order
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, plan: Plan, tables: Tables) -> Tensor:
@@ -61,7 +61,7 @@ class _Tiled(torch.autograd.Function):
         return statistics.output
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, padding, *saved = ctx.saved_tensors
         count = len(Statistics._fields)

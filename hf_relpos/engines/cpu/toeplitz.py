@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hf_relpos.engines import eager
 from hf_relpos.engines.cpu import dense
@@ -23,6 +22,8 @@ from hf_relpos.engines.cpu import operators as fused
 from hf_relpos.engines.cpu.layout import empty_like
 from hf_relpos.engines.cpu.tables import fitted
 from hf_relpos.engines.cpu.tiles import HIDDEN
+from hf_relpos.engines.derivatives import first_order
+from hf_relpos.engines.engine import Case, Engine
 from hf_relpos.engines.offsets import spread
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms, add_tables, horizon
@@ -31,25 +32,27 @@ from hf_relpos.terms import RelativeTerms, add_tables, horizon
 SPAN = 256
 
 
-def refuses(query: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionMask, dropout: float) -> str | None:
+def refuses(case: Case) -> str | None:
     """What of a case this engine cannot take exactly, in words; None if it takes it."""
-    refusal = dense.refuses(query, value, terms, mask, dropout)
+    refusal = dense.refuses(case)
     if refusal is not None:
         return refusal
+    terms, mask = case.terms, case.mask
     if terms.query is not None or terms.value is not None:
         return "terms on the query or the value"
-    if terms.bias is not None and terms.gate is not None:
+    gate = None if terms.bias is None else terms.gate
+    if gate is not None and (gate.shape[0], gate.shape[2]) != (1, 1):
         return "a bias that is gated by the query"
-    if learns(terms):
+    if case.bias_learns or (torch.is_grad_enabled() and gate is not None and gate.requires_grad):
         return "a bias that learns"
-    if dropout > 0:
+    if case.dropout > 0:
         return "attention dropout"
     if mask.window is not None:
         return "a window"
     if mask.padding is not None and not _in_one_piece(mask.padding):
         return "padding between the tokens"
-    if query.device.type != "cpu":
-        return f"tensors on {query.device.type!r}"
+    if case.device != "cpu":
+        return f"tensors on {case.device!r}"
     if not fused.is_sound("cpu"):
         return "this release of PyTorch"
     return None
@@ -74,6 +77,8 @@ def attend(
     with eager.full_precision(query.device):
         query, key, value = (eager.per_head(states.to(dtype), query.shape[1]) for states in (query, key, value))
         terms = terms.to(dtype)
+        if terms.gate is not None:
+            terms = terms.scaled(terms.gate.flatten())
         table: Tensor = add_tables(terms.native_bias, terms.bias)  # type: ignore[assignment]
         first: int = mask.query_offset  # type: ignore[assignment]
         keys, queries = mask.key_length, mask.query_length
@@ -82,12 +87,6 @@ def attend(
         layout = _Layout(queries, keys, first, mask.causal, scale)
         output = _Toeplitz.apply(query, key, value, _numbers(table, layout), mask.padding, layout)
     return output.to(out_dtype), None
-
-
-def learns(terms: RelativeTerms) -> bool:
-    """Whether the gradient of a bias is wanted."""
-    biases = (terms.bias, terms.native_bias)
-    return torch.is_grad_enabled() and any(bias is not None and bias.requires_grad for bias in biases)
 
 
 def _in_one_piece(padding: Tensor) -> bool:
@@ -176,7 +175,7 @@ class _Toeplitz(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, numbers, padding, output, log_sum = ctx.saved_tensors
         layout = ctx.layout
@@ -212,3 +211,6 @@ def _calls(padding: Tensor | None, batch: int, layout: _Layout) -> Iterator[tupl
             queries = slice(start, min(start + span, layout.queries))
             stop = layout.first + queries.stop if layout.causal else tokens.stop
             yield sequences, queries, slice(tokens.start, min(tokens.stop, stop))
+
+
+ENGINE = Engine("toeplitz", attend, refuses, dense.pays_off)

@@ -1,0 +1,95 @@
+"""What an engine is to the others: a record, asked by `choose` whether it takes a case, and whether it pays off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hf_relpos.masks import AttentionMask
+from hf_relpos.terms import RelativeTerms, horizon
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One call of attention, as engines are asked about it. The attributes are those of `engines.attend`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    terms: RelativeTerms
+    mask: AttentionMask
+    dropout: float = 0.0
+
+    @property
+    def device(self) -> str:
+        """The type of device the call is on."""
+        return self.query.device.type
+
+    @property
+    def queries(self) -> int:
+        """Number of queries."""
+        return self.query.shape[2]
+
+    @property
+    def pairs(self) -> int:
+        """Number of queries times keys: of the scores of a head."""
+        return self.query.shape[2] * self.key.shape[2]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether plain attention is the answer: no terms, or no numbers."""
+        return self.terms.is_empty or 0 in self.query.shape
+
+    @property
+    def only_bias(self) -> bool:
+        """Whether all that is added is numbers per offset."""
+        return self.terms.query is None and self.terms.key is None and self.terms.value is None
+
+    @property
+    def bias_learns(self) -> bool:
+        """Whether the gradient of a table of biases is wanted."""
+        biases = (self.terms.bias, self.terms.native_bias)
+        return torch.is_grad_enabled() and any(bias is not None and bias.requires_grad for bias in biases)
+
+    @property
+    def horizon(self) -> int:
+        """The largest offset that a table tells apart."""
+        return max((horizon(table) for table in self.terms.tables), default=0)
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether a derivative is carried along, in forward mode."""
+        tensors = (self.query, self.key, self.value, *self.terms.tables, self.terms.gate, self.mask.dense)
+        return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def takes_everything(case: Case) -> None:
+    """No refusal."""
+
+
+def always(case: Case) -> bool:
+    """It pays off."""
+    return True
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One way to compute attention.
+
+    Attributes:
+        name: what it is asked for by.
+        attend: the computation, with the arguments and results of :func:`hf_relpos.engines.eager.attend`.
+        refuses: what of a case it cannot take exactly, in words that follow "cannot take"; None if it takes it.
+        pays_off: whether it is faster on a case, or leaner, than every engine after it in the registry.
+        is_choice: whether users choose it by name; if not, it is a short cut that is taken where it fits.
+    """
+
+    name: str
+    attend: Callable[..., tuple[Tensor, Tensor | None]]
+    refuses: Callable[[Case], str | None] = takes_everything
+    pays_off: Callable[[Case], bool] = always
+    is_choice: bool = True
