@@ -20,7 +20,7 @@ from hf_relpos.errors import (
     UnknownFieldError,
     UnsupportedModelError,
 )
-from hf_relpos.families import FAMILIES, Family
+from hf_relpos.families import FAMILIES
 from hf_relpos.modeling import configs
 from hf_relpos.names import CLASS_PREFIX
 from hf_relpos.schemes import (
@@ -54,7 +54,6 @@ __all__ = [
     "AnnealNativeGateCallback",
     "ClippedBias",
     "DynamicConvolution",
-    "Family",
     "FamilyError",
     "NothingPatchedError",
     "PatchReport",
@@ -125,7 +124,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     if name.startswith(CLASS_PREFIX):
-        return vars(configs)[name] if name in vars(configs) else getattr(import_module("hf_relpos.models"), name)
+        return getattr(configs if hasattr(configs, name) else import_module("hf_relpos.models"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

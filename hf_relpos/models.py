@@ -72,7 +72,9 @@ def __dir__() -> list[str]:
 def _classes_of(family: Family) -> dict[type, Any]:
     """Every class of a family that changes when a model is patched, with the class it changes to."""
     modeling = vars(family.modeling)
-    classes = {modeling[name]: _subclass(family, modeling[name], mixin) for name, mixin in family.overrides.items()}
+    overridden = {modeling[name]: mixin for name, mixin in family.overrides.items()}
+    bases = {base: mixin for base, mixin in overridden.items() if issubclass(base, PreTrainedModel)}
+    classes = {base: _subclass(family, base, mixin) for base, mixin in overridden.items() if base not in bases}
     config_class = config_class_of(family)
     for base in list(modeling.values()):
         if isinstance(base, type) and base.__module__ == family.modeling_name and is_model_class(base):
@@ -82,6 +84,7 @@ def _classes_of(family: Family) -> dict[type, Any]:
                 base,
                 RelPosModelMixin,
                 HubMixin,
+                *(mixin for shared, mixin in bases.items() if issubclass(base, shared)),
                 config_class=config_class,
                 relpos_family=family,
                 relpos_class_of=staticmethod(patched_class),

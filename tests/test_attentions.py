@@ -13,7 +13,7 @@ from transformers import EncoderDecoderCache
 from hf_relpos import patch_model
 
 FIELDS = {
-    **dict.fromkeys(("bert", "bert-decoder", "gpt2"), ("attentions",)),
+    **dict.fromkeys(FAMILIES, ("attentions",)),
     **dict.fromkeys(ENCODER_DECODERS, ("encoder_attentions", "decoder_attentions", "cross_attentions")),
 }
 
@@ -70,13 +70,15 @@ def test_attentions_reproduce_the_output_of_the_layer(family):
     model = patched(family, "shaw-per-head", "gate", "head")
     batch = tiny.inputs(family, padding=False)
     name, attention = next(iter(tiny.self_attentions(model)))
-    projection = {"bert": "output", "gpt2": "c_proj"}.get(family.split("-")[0], "o")
+    projections = {"bert": "output", "roberta": "output", "distilbert": "out_lin", "gpt2": "c_proj", "bart": "out_proj"}
+    projection = projections.get(family.split("-")[0], "o")
     seen = {}
     modules = dict(model.named_modules())
     in_bert = name.rpartition(".")[0] + ".output.dense"
     after = modules[in_bert] if projection == "output" else getattr(attention, projection)
     after.register_forward_pre_hook(lambda _, given: seen.setdefault("output", given[0].detach()))
-    value = {"bert": "value", "gpt2": "c_attn"}.get(family.split("-")[0], "v")
+    values_of = {"bert": "value", "roberta": "value", "distilbert": "v_lin", "gpt2": "c_attn", "bart": "v_proj"}
+    value = values_of.get(family.split("-")[0], "v")
     getattr(attention, value).register_forward_hook(lambda _, __, out: seen.setdefault("value", out.detach()))
     with torch.no_grad():
         out = model(**batch, output_attentions=True)

@@ -81,7 +81,7 @@ def test_config_of_a_model_carries_the_choices_in_every_stack(family):
     model = patched(family, "sum", "gate", "token", window=4)
     wanted = choices("sum", "gate", "token", window=4).to_dict()
     configs = {id(m.config): m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel)}
-    assert len(configs) == (3 if family in tiny.ENCODER_DECODERS else 1)
+    assert len(configs) == (3 if family in tiny.T5_LIKES else 1)
     for config in configs.values():
         assert config.relpos == wanted
         assert config.model_type.startswith("relpos-")

@@ -17,6 +17,13 @@ LONG = 20  # the models were made for 16
 def calls(model, family):
     """The same 20 tokens given in every way a model takes them."""
     ids = tiny.tokens(2, LONG)
+    if family == "bart":
+        embeddings = model.get_input_embeddings()(ids).detach()
+        return {
+            "ids": {"input_ids": ids, "decoder_input_ids": ids},
+            "mask": {"input_ids": ids, "decoder_input_ids": ids, "attention_mask": torch.ones_like(ids)},
+            "embeddings": {"inputs_embeds": embeddings, "decoder_inputs_embeds": embeddings},
+        }
     ways = {
         "ids": {"input_ids": ids},
         "mask": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
@@ -24,7 +31,7 @@ def calls(model, family):
         "positions per sequence": {"input_ids": ids, "position_ids": torch.arange(LONG).expand(2, -1)},
         "embeddings": {"inputs_embeds": model.get_input_embeddings()(ids).detach()},
     }
-    if family != "gpt2":
+    if family in ("bert", "bert-decoder", "roberta"):
         ways["token types"] = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids)}
         ways["embeddings and token types"] = {**ways["embeddings"], "token_type_ids": torch.zeros_like(ids)}
     return ways
@@ -37,9 +44,10 @@ def test_dropped_positions_free_the_length_however_the_input_is_given(family, sc
     config = choices(scheme, "drop", gate)
     # The reference has a longer table, of zeros.
     name = "n_positions" if family == "gpt2" else "max_position_embeddings"
-    reference = build(family, dtype=torch.float64, **{name: LONG})
+    longer = LONG + 1 if family == "roberta" else LONG
+    reference = build(family, dtype=torch.float64, **{name: longer})
     reference.load_state_dict({k: v for k, v in model.state_dict().items() if "relpos" not in k}, strict=False)
-    expected = tiny.logits(tiny.reference_of(model, reference, config), {"input_ids": tiny.tokens(2, LONG)})
+    expected = tiny.logits(tiny.reference_of(model, reference, config), calls(model, family)["ids"])
     for batch in calls(model, family).values():
         assert_close(tiny.logits(model, batch), expected)
 
@@ -96,7 +104,7 @@ def test_kept_positions_beyond_the_limit_are_a_value_error_that_names_it_and_the
             assert not isinstance(caught.value, IndexError)
         tiny.assert_same(before, tiny.snapshot(other))
         # And it works again with an input that fits, up to the very limit.
-        assert torch.isfinite(tiny.logits(other, {"input_ids": tiny.tokens(1, 16)})).all()
+        assert torch.isfinite(tiny.logits(other, tiny.inputs(family, length=16, padding=False))).all()
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert-decoder"])
@@ -107,7 +115,7 @@ def test_generation_beyond_kept_positions_is_the_same_value_error(family):
 
 
 @pytest.mark.parametrize("native", tiny.NATIVE)
-@pytest.mark.parametrize("family", tiny.ENCODER_DECODERS)
+@pytest.mark.parametrize("family", tiny.T5_LIKES)
 def test_t5_knows_no_limit_and_its_native_bias_stays_exact_far_out(family, native):
     config = choices("sum", native, "token")
     model = patched(family, "sum", native, "token", torch.float64)

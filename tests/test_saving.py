@@ -159,11 +159,12 @@ def test_patched_mlm_keeps_its_tables_under_another_head(family, tmp_path):
         "bert": ["AutoModelForSequenceClassification", "AutoModelForTokenClassification"],
         "bert-decoder": ["AutoModelForSequenceClassification"],
         "gpt2": ["AutoModelForSequenceClassification", "AutoModelForTokenClassification"],
+        "bart": ["AutoModelForQuestionAnswering"],
     }
     heads = heads.get(family, ["AutoModelForSequenceClassification", "AutoModelForQuestionAnswering"])
     model = patched(family, "sum", "gate", "head")
     model.save_pretrained(tmp_path)
-    prefix = "transformer." if family in tiny.ENCODER_DECODERS else ""
+    prefix = "transformer." if family in tiny.T5_LIKES else ""
     for head in heads:
         other = getattr(transformers, head).from_pretrained(tmp_path)
         ours = {name.removeprefix(prefix): parameter for name, parameter in tiny.added(other).items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from tiny import ENCODER_DECODERS, SCHEMES, assert_close, build, choices, fill, patched
+from tiny import SCHEMES, T5_LIKES, assert_close, build, choices, fill, patched
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -45,7 +45,7 @@ def test_bias_in_a_model_equals_the_one_transformers_computes(family, num_bucket
 
 @pytest.mark.core
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("family", T5_LIKES)
 def test_kept_bias_with_zero_tables_equals_stock(family, scheme):
     stock = build(family, dtype=torch.float64)
     tables = [module for name, module in stock.named_modules() if name.endswith("relative_attention_bias")]
@@ -58,7 +58,7 @@ def test_kept_bias_with_zero_tables_equals_stock(family, scheme):
 
 @pytest.mark.core
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("family", T5_LIKES)
 def test_dropped_bias_with_zero_tables_equals_stock_with_that_table_at_zero(family, scheme):
     stock = build(family, dtype=torch.float64)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_dropped_bias_with_zero_tables_equals_stock_with_that_table_at_zero(fami
 
 
 @pytest.mark.parametrize("native", tiny.NATIVE)
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("family", T5_LIKES)
 def test_no_parameter_is_dead(family, native):
     model = patched(family, "sum", native, "token").train()
     model(**tiny.labelled(family)).loss.backward()
@@ -82,7 +82,7 @@ def test_no_parameter_is_dead(family, native):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("family", T5_LIKES)
 def test_layers_hooked_are_all_of_the_encoder_all_self_of_the_decoder_none_of_cross(family):
     model = patched(family, "shaw", config={"num_layers": 3, "num_decoder_layers": 2})
     owners = [name.removesuffix(".relpos") for name, _ in model.named_modules() if name.endswith(".relpos")]
@@ -98,7 +98,7 @@ def test_layers_hooked_are_all_of_the_encoder_all_self_of_the_decoder_none_of_cr
     assert sorted(calls) == sorted(owners)
 
 
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("family", T5_LIKES)
 def test_encoder_is_bidirectional_and_decoder_causal(family):
     model = patched(family, "t5", "drop", "none")
     directions = {name: module.causal for name, module in model.named_modules() if hasattr(module, "bucket_table")}
@@ -132,7 +132,7 @@ def test_no_tensor_has_the_length_squared(family, native, monkeypatch):
 
 
 @pytest.mark.parametrize("native", ["keep", "gate"])
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("family", T5_LIKES)
 def test_native_bias_gets_the_gradient_it_gets_in_the_stock_model(family, native):
     stock = build(family, dtype=torch.float64).train()
     model = patch_model(build(family, dtype=torch.float64), choices("sum", native, "head")).train()
@@ -146,7 +146,7 @@ def test_native_bias_gets_the_gradient_it_gets_in_the_stock_model(family, native
     assert compared
 
 
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("family", T5_LIKES)
 def test_native_bias_beyond_the_layers_named_still_acts(family):
     """A layer that gets nothing of ours passes on the bias it was pretrained with."""
     for layers in ([0], [1]):
@@ -155,7 +155,7 @@ def test_native_bias_beyond_the_layers_named_still_acts(family):
         assert_close(tiny.logits(model, batch), tiny.logits(build(family, dtype=torch.float64), batch))
 
 
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("family", T5_LIKES)
 def test_native_bias_of_default_size_equals_stock_at_its_bucket_borders(family):
     """32 buckets up to distance 128: every border is passed."""
     arguments = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
@@ -165,7 +165,7 @@ def test_native_bias_of_default_size_equals_stock_at_its_bucket_borders(family):
     assert_close(tiny.logits(model, batch), tiny.logits(stock, batch))
 
 
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pytest.mark.parametrize("family", T5_LIKES)
 def test_dropped_bias_comes_back_in_the_same_place(family):
     model = unpatch_model(patched(family, "shaw", "drop", "none"))
     stock = build(family)

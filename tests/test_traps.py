@@ -99,7 +99,10 @@ def test_c_shared_parameters_are_brought_back_too(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_d_model_whose_class_was_swapped_still_records_attentions_and_hidden_states(family):
     """Also when no model of the new class was ever constructed, and in a model without a head."""
-    for cls in (None, {"bert": "BertModel", "bert-decoder": "BertModel", "gpt2": "GPT2Model"}.get(family)):
+    for cls in (
+        None,
+        {"bert": "BertModel", "gpt2": "GPT2Model", "bart": "BartModel"}.get(family),
+    ):
         model, batch = patched(family, "shaw", cls=cls), tiny.inputs(family)
         with torch.no_grad():
             out = model(**batch, output_attentions=True, output_hidden_states=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,25 +63,70 @@ T5_LIKE = {
     "eos_token_id": None,
 }
 
+ROBERTA_LIKE = {**BERT_LIKE, "max_position_embeddings": POSITIONS + 1}  # the row of padding is none of them
+DISTILBERT_LIKE = {
+    "vocab_size": VOCAB,
+    "dim": HIDDEN,
+    "n_layers": LAYERS,
+    "n_heads": HEADS,
+    "hidden_dim": 32,
+    "max_position_embeddings": POSITIONS,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "seq_classif_dropout": 0.0,
+    "qa_dropout": 0.0,
+    "pad_token_id": 0,
+}
+BART_LIKE = {
+    "vocab_size": VOCAB,
+    "d_model": HIDDEN,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": POSITIONS,
+    "dropout": 0.0,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "decoder_start_token_id": 1,
+    "eos_token_id": None,
+    "forced_eos_token_id": None,
+}
+
 # name: (config class, config arguments, class of the head)
 _FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert": ("BertConfig", BERT_LIKE, "BertForMaskedLM"),
     "bert-decoder": ("BertConfig", {**BERT_LIKE, "is_decoder": True, "eos_token_id": None}, "BertLMHeadModel"),
+    "roberta": ("RobertaConfig", ROBERTA_LIKE, "RobertaForMaskedLM"),
+    "distilbert": ("DistilBertConfig", DISTILBERT_LIKE, "DistilBertForMaskedLM"),
     "gpt2": ("GPT2Config", GPT2_LIKE, "GPT2LMHeadModel"),
+    "bart": ("BartConfig", BART_LIKE, "BartForConditionalGeneration"),
     "t5": ("T5Config", T5_LIKE, "T5ForConditionalGeneration"),
     "mt5": ("MT5Config", T5_LIKE, "MT5ForConditionalGeneration"),
     "umt5": ("UMT5Config", T5_LIKE, "UMT5ForConditionalGeneration"),
 }
 FAMILIES = tuple(_FAMILIES)
-ENCODER_DECODERS = ("t5", "mt5", "umt5")
+T5_LIKES = ("t5", "mt5", "umt5")
+ENCODER_DECODERS = ("bart", *T5_LIKES)
 DECODERS = ("bert-decoder", "gpt2", *ENCODER_DECODERS)
-ABSOLUTE = ("bert", "bert-decoder", "gpt2")
+ABSOLUTE = ("bert", "bert-decoder", "roberta", "distilbert", "gpt2", "bart")
+# The config arguments with the number of layers.
+DEPTH = {
+    **dict.fromkeys(FAMILIES, ("num_hidden_layers",)),
+    "distilbert": ("n_layers",),
+    "bart": ("encoder_layers", "decoder_layers"),
+    **dict.fromkeys(T5_LIKES, ("num_layers",)),
+}
 # One of each kind, for what does not depend on a relative's names and heads.
 KINDS = ("bert", "gpt2", "t5")
 # The head of a family through the Auto classes.
 AUTO_HEAD = {
     "bert": "AutoModelForMaskedLM",
     "bert-decoder": "AutoModelForCausalLM",
+    "roberta": "AutoModelForMaskedLM",
+    "distilbert": "AutoModelForMaskedLM",
     "gpt2": "AutoModelForCausalLM",
     **dict.fromkeys(ENCODER_DECODERS, "AutoModelForSeq2SeqLM"),
 }
@@ -306,10 +352,13 @@ AttentionMaskInterface.register(REFERENCE, eager_mask)
 
 def self_attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Path and module of each self-attention, told apart from cross-attention by the names Transformers gives them."""
-    names = ("BertSelfAttention", "GPT2Attention", "T5Attention", "MT5Attention", "UMT5Attention")
+    names = (
+        *("BertSelfAttention", "RobertaSelfAttention", "DistilBertSelfAttention"),
+        *("GPT2Attention", "BartAttention", "T5Attention", "MT5Attention", "UMT5Attention"),
+    )
     for path, module in model.named_modules():
         if type(module).__name__.removeprefix("RelPos") in names and not path.endswith(
-            ("EncDecAttention", "crossattention")
+            ("EncDecAttention", "crossattention", "encoder_attn")
         ):
             yield path, module
 
@@ -325,14 +374,14 @@ def reference_of(model: nn.Module, stock: Any, config: RelPosConfig) -> Any:
     state = model.state_dict()
     depth: dict[str, int] = {}
     for path, module in self_attentions(stock):
-        stack = path.split(".block.")[0].split(".layer.")[0].split(".h.")[0]
+        stack = re.split(r"\.(?:block|layer|layers|h)\.", path)[0]
         layer = depth[stack] = depth.get(stack, -1) + 1
         if config.layers is not None and layer not in config.layers:
             continue
         prefix = f"{path}.relpos."
         if config.share_layers:
-            # The model next above a stack's layers has them; BERT's encoder is not a model itself.
-            owner = stack.removesuffix("encoder") if "bert" in stack else stack + "."
+            # The model next above a stack's layers has them; the encoder of BERT and its kin is not a model itself.
+            owner = re.sub("(encoder|transformer)$", "", stack) if "bert" in stack else stack + "."
             prefix = f"{owner}relpos."
         schemes = []
         for index, scheme in enumerate(config.schemes):
@@ -351,7 +400,7 @@ def reference_of(model: nn.Module, stock: Any, config: RelPosConfig) -> Any:
         module.__dict__["slow_relpos"] = {"config": config, "schemes": schemes, "gate": gate}
     with torch.no_grad():
         for path, module in stock.named_modules():
-            if path.endswith(("position_embeddings", "wpe", "relative_attention_bias")):
+            if path.endswith(("position_embeddings", "wpe", "embed_positions", "relative_attention_bias")):
                 if config.native == "drop":
                     module.weight.zero_()
                 elif config.native == "gate":

@@ -6,13 +6,16 @@ from dataclasses import fields
 from typing import Any
 
 from hf_relpos.errors import FamilyError
+from hf_relpos.families.bart import BART
 from hf_relpos.families.base import Family
 from hf_relpos.families.bert import BERT
+from hf_relpos.families.distilbert import DISTILBERT
 from hf_relpos.families.gpt2 import GPT2
 from hf_relpos.families.native import AbsoluteEmbedding, NativePositions, RotaryPositions, ScoreBias
+from hf_relpos.families.roberta import ROBERTA
 from hf_relpos.families.t5 import MT5, T5, UMT5
 
-BUILT_IN = (BERT, GPT2, T5, MT5, UMT5)
+BUILT_IN = (BERT, ROBERTA, DISTILBERT, GPT2, BART, T5, MT5, UMT5)
 FAMILIES: dict[str, Family] = {family.package: family for family in BUILT_IN}
 
 

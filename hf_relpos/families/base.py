@@ -42,7 +42,8 @@ class Family:
         causal: whether queries only look back, likewise.
         natives: the positions it is pretrained with: none, one kind or several.
         is_cross_attention: tells modules of that class that do cross-attention, from their path and themselves.
-        overrides: class name to the mixin that adjusts what those modules do; see the family's file for why.
+        overrides: class name to the mixin that adjusts what those modules do, or, for the base of the family's models,
+            all models; see the family's file for why.
         adapters_like: the model type whose modules are called alike, where PEFT has no default targets for its own.
         module: name of its modeling module; None means ``transformers.models.<package>.modeling_<package>``.
     """

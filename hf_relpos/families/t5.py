@@ -17,14 +17,31 @@ class BiasOverOffsets:
     """Computes the native bias once per offset instead of once per pair of positions."""
 
     has_relative_attention_bias: bool
+    is_decoder: bool
+    relative_attention_num_buckets: int
+    relative_attention_max_distance: int
 
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, **past: Any) -> Tensor:
-        """The bias ``[1, heads, 1, 2k + 1]`` over the offsets ``-k .. k``, with ``k`` the largest bucketed distance.
+        """The bias ``[1, heads, 1, 2k + 1]`` over the offsets ``-k .. k``, with ``k`` the largest that matters.
 
         One query at position ``k`` sees ``2k + 1`` keys at just these offsets, so T5 itself computes it.
         """
-        k = self.relative_attention_max_distance  # type: ignore[attr-defined]
+        k = self._horizon(query_length, key_length, past.get("past_seen_tokens", 0))
         return super().compute_bias(1, 2 * k + 1, device=device, past_seen_tokens=k)  # type: ignore[misc]
+
+    def _horizon(self, queries: int, keys: int, past: int | Tensor) -> int:
+        """The distance from which on the bias is constant; where it never is, the largest one in this call.
+
+        The smaller half of the buckets hold one distance each. A maximal distance that is not beyond them makes T5's
+        logarithms run the wrong way: the bias changes on and on, until a bucket is asked for that is not there and T5
+        raises an IndexError. That is followed: no distance is looked up that T5 would not look up.
+        """
+        buckets = self.relative_attention_num_buckets if self.is_decoder else self.relative_attention_num_buckets // 2
+        if self.relative_attention_max_distance > buckets // 2:
+            return self.relative_attention_max_distance
+        past = int(past)
+        ahead = 0 if self.is_decoder else keys - past
+        return max(past + queries, ahead) - 1
 
 
 class SharedBiasOverOffsets(BiasOverOffsets):
