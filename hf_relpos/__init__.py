@@ -110,6 +110,12 @@ def _check_adapter(*args: Any) -> None:
     check_adapter(*args)
 
 
+def _check_mixed_batch(model: Any) -> None:
+    from hf_relpos.checkpoints.adapters import check_mixed_batch
+
+    check_mixed_batch(model)
+
+
 def _adapter_types() -> dict[str, str]:
     return {family.package: family.adapters_like or family.package for family in FAMILIES.values()}
 
@@ -117,7 +123,7 @@ def _adapter_types() -> dict[str, str]:
 earlier.keep_paths()
 configs.register()
 configs.before_models(_prepare_models)
-_peft.register(_adapter_types, _check_adapter)
+_peft.register(_adapter_types, _check_adapter, _check_mixed_batch)
 
 
 def __getattr__(name: str) -> Any:

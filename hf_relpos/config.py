@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from hf_relpos.engines import ENGINE_NAMES
 from hf_relpos.errors import RelPosConfigError, UnknownFieldError, refuse_unknown, wrong_value
+from hf_relpos.formats import FORMAT, migrate
 from hf_relpos.schemes import SCHEMES, SchemeConfig
 from hf_relpos.schemes.base import TABLES
 from hf_relpos.version import __version__
@@ -148,21 +149,21 @@ class RelPosConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON, with the version of the package that wrote it."""
+        """Plain JSON, with its format and the version of the package that wrote it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["schemes"] = [scheme.to_dict() for scheme in self.scheme_configs]
         values["layers"] = None if self.layers is None else list(self.layers)
-        return {**values, "version": __version__}
+        return {**values, "format": FORMAT, "version": __version__}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RelPosConfig:
-        """The config that :meth:`to_dict` wrote.
+        """The config that :meth:`to_dict` wrote, in this version or an earlier one.
 
         Raises:
             RelPosConfigError: for a field this version does not know (a newer version may have written it; dropping
                 it would silently compute something else) or a wrong value.
         """
-        given = dict(values)
+        given = migrate(values)
         version = given.pop("version", None)
         refuse_unknown(cls.__name__, given, cls.names(), _written_by(version))
         schemes = given.get("schemes")

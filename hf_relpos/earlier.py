@@ -24,7 +24,12 @@ MOVED = {
     "hf_relpos.positions": ("hf_relpos.families.tables",),
     "hf_relpos.resuming": ("hf_relpos.checkpoints.resuming", "hf_relpos.modeling.state"),
     "hf_relpos.standalone": ("hf_relpos.checkpoints.standalone",),
-    "hf_relpos.wiring": ("hf_relpos.modeling.wiring", "hf_relpos.modeling.state", "hf_relpos.modeling.stacks"),
+    "hf_relpos.wiring": (
+        "hf_relpos.modeling.wiring",
+        "hf_relpos.modeling.held_configs",
+        "hf_relpos.modeling.state",
+        "hf_relpos.modeling.stacks",
+    ),
 }
 
 

@@ -8,13 +8,16 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_relpos.compat.accelerate import undo_preparing
+from hf_relpos.compat.transformers import mark_initialized
 from hf_relpos.config import RelPosConfig, RelPosLike, refuse_choices
 from hf_relpos.errors import PatchStateError
-from hf_relpos.modeling import wiring
+from hf_relpos.modeling import state, wiring
 from hf_relpos.modeling.admission import patchable, prepared_modules
 from hf_relpos.modeling.configs import config_class_of
 from hf_relpos.modeling.finding import patched_inside
+from hf_relpos.modeling.held_configs import change_configs, restore_configs
 from hf_relpos.modeling.state import is_patched, is_patched_model
+from hf_relpos.modeling.unchanged import unchanged_on_error
 from hf_relpos.models import patched_class
 
 __all__ = ["is_patched", "patch_model", "unpatch_model"]
@@ -53,13 +56,15 @@ def patch_model(model: Model, relpos: RelPosLike, **choices: Never) -> Model:
     family = patchable(model)
     config = RelPosConfig.of(relpos)
     prepared = prepared_modules(model, "Patch", patched_class)
-    wiring.attach(model, family, config, patched_class, keep_dropped=True)
-    undo_preparing(prepared)
-    wiring.change_configs(model, config_class_of(family), relpos=config)
-    for scheme in config.scheme_configs:
-        advice = scheme.advice(family.trained_length(model.config))
-        if advice is not None:
-            logger.warning_once(advice)
+    advice = [scheme.advice(family.trained_length(model.config)) for scheme in config.scheme_configs]
+    with unchanged_on_error(model.modules()):
+        wiring.attach(model, family, config, patched_class, keep_dropped=True)
+        for _, added in state.added_modules(model):
+            mark_initialized(added)
+        undo_preparing(prepared)
+        change_configs(model, config_class_of(family), config)
+        for words in filter(None, advice):
+            logger.warning_once(words)
     return model
 
 
@@ -82,7 +87,8 @@ def unpatch_model(model: Model) -> Model:
         raise PatchStateError(f"{type(model).__name__} is not patched. {patched_inside(model)}".rstrip())
     family = model.relpos_family
     prepared = prepared_modules(model, "Unpatch", patched_class)
-    wiring.detach(model, family)
-    undo_preparing(prepared)
-    wiring.restore_configs(model, family.config_class)
+    with unchanged_on_error(model.modules()):
+        wiring.detach(model, family)
+        undo_preparing(prepared)
+        restore_configs(model, config_class_of(family))
     return model

@@ -57,7 +57,7 @@ def test_json_names_every_field_of_every_scheme():
     for scheme, values in zip(EVERYTHING.schemes, EVERYTHING.to_dict()["schemes"], strict=True):
         assert values["type"] == scheme.name
         assert set(values) == {"type", *(field.name for field in dataclasses.fields(scheme))}
-    assert set(EVERYTHING.to_dict()) == {"version", *(field.name for field in dataclasses.fields(EVERYTHING))}
+    assert set(EVERYTHING.to_dict()) == {"format", "version", *(field.name for field in dataclasses.fields(EVERYTHING))}
 
 
 def test_defaults_are_the_documented_ones():

@@ -199,7 +199,8 @@ def test_patching_keeps_the_object_its_class_as_a_base_and_its_parameters(family
     assert patch_model(model, Shaw(4)) is model
     assert type(model).__name__ == f"RelPos{base.__name__}"
     assert isinstance(model, base)
-    assert model.config is config
+    assert type(config) is base.config_class
+    config = model.config
     assert type(config).__name__ == f"RelPos{base.config_class.__name__}"
     assert config.model_type == f"relpos-{base.config_class.model_type}"
     assert config.relpos["schemes"][0]["max_distance"] == 4

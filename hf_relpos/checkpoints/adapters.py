@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torch import nn
 
 from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import PatchStateError
 from hf_relpos.modeling import state
-from hf_relpos.modeling.configs import RelPosConfigMixin
 from hf_relpos.names import LAYER, NATIVE_GATE
 
 # What the modules with added parameters are called: those of the attention layers, and the gate on a native table.
@@ -45,7 +44,7 @@ def peft_modules_to_save(model: nn.Module) -> list[str]:
     Raises:
         PatchStateError: if nothing in the model is patched, or PEFT would take another module for an added one.
     """
-    patches = _patches_of(model)
+    patches = state.patches_of(model)
     if not patches:
         raise PatchStateError(
             f"{type(model).__name__} is not patched, so there is nothing to save with an adapter. Call patch_model "
@@ -92,9 +91,9 @@ def check_adapter(model: nn.Module, modules_to_save: Iterable[str]) -> None:
     named = [entry for entry in entries if entry.rpartition(".")[2] in MODULES]
     if not needed and not named:
         return
-    patches = _patches_of(model)
+    patches = state.patches_of(model)
     if not patches:
-        what = f"on a model patched with {_in_words(needed)}" if needed else f"with modules_to_save={named}"
+        what = f"on a model patched with {state.in_words(needed)}" if needed else f"with modules_to_save={named}"
         raise PatchStateError(
             f"This adapter was made {what}, but {type(model).__name__} is not patched: the adapter's relative tables "
             "would be lost. Load the patched model it was trained on, or call patch_model with the same choices on "
@@ -102,22 +101,24 @@ def check_adapter(model: nn.Module, modules_to_save: Iterable[str]) -> None:
         )
     if needed and {patch.function for patch in needed} != {patch.function for patch in patches}:
         raise PatchStateError(
-            f"This adapter was made on a model patched with {_in_words(needed)}, but {type(model).__name__} is "
-            f"patched with {_in_words(patches)}. Call unpatch_model and patch_model with the adapter's choices first."
+            f"This adapter was made on a model patched with {state.in_words(needed)}, but {type(model).__name__} is "
+            f"patched with {state.in_words(patches)}. Call unpatch_model and patch_model with the adapter's choices "
+            "first."
         )
 
 
-def _patches_of(model: nn.Module) -> list[RelPosConfig]:
-    """The choices of every patched model in a model, each once."""
-    patches = []
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, RelPosConfigMixin) and config.relpos is not None:  # type: ignore[attr-defined]
-            patch = RelPosConfig.of(config.relpos)  # type: ignore[attr-defined]
-            if patch not in patches:
-                patches.append(patch)
-    return patches
+def check_mixed_batch(model: nn.Module) -> None:
+    """Refuse a batch of several adapters for a model where each adapter has relative tables and gates of its own.
 
+    They are the same for all rows of a batch, so there is no place for those of several adapters.
 
-def _in_words(patches: Sequence[RelPosConfig]) -> str:
-    return " and ".join(map(str, patches))
+    Raises:
+        PatchStateError: says what to do instead.
+    """
+    own = next((path for path, _ in state.added_modules(model) if _WRAPPED.search(path)), None)
+    if own is not None:
+        raise PatchStateError(
+            f"adapter_names=[...] mixes adapters in one batch, but each adapter of this {type(model).__name__} has "
+            f"relative tables and gates of its own (modules_to_save, at {_WRAPPED.sub('', own)!r}), and a batch is "
+            "computed with those of one adapter. Call set_adapter, and pass the rows of each adapter by themselves."
+        )

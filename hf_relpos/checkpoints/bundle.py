@@ -13,9 +13,10 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hf_relpos.errors import RelPosError
 from hf_relpos.version import __version__
@@ -89,14 +90,7 @@ class _Import(NamedTuple):
 @cache
 def bundled_files() -> MappingProxyType[str, str]:
     """Every file of the bundle: its name, and its text."""
-    imports: dict[str, list[_Import]] = {}
-    waiting = list(ROOTS)
-    while waiting:
-        module = waiting.pop()
-        if module not in imports:
-            imports[module] = list(_own_imports(module))
-            for found in imports[module]:
-                waiting += [*found.modules.values(), *found.names]
+    imports = _followed()
     as_modules = {name for found in imports.values() for one in found for name in one.modules.values()}
     files = {
         file_of(module) + ".py": _flattened(module, found, module in as_modules)
@@ -105,6 +99,25 @@ def bundled_files() -> MappingProxyType[str, str]:
     if len(files) != len(imports):
         raise BundleError(f"Two of these modules would be the same file: {', '.join(sorted(imports))}.")
     return MappingProxyType(files)
+
+
+def is_carried(thing: Any) -> bool:
+    """Whether a class, or an object that a module has made, is in the code of a bundle."""
+    return any(value is thing for module in _followed() for value in vars(import_module(module)).values())
+
+
+@cache
+def _followed() -> dict[str, list[_Import]]:
+    """The modules that the roots import, and what these import, and so on, each with its imports."""
+    imports: dict[str, list[_Import]] = {}
+    waiting = list(ROOTS)
+    while waiting:
+        module = waiting.pop()
+        if module not in imports:
+            imports[module] = list(_own_imports(module))
+            for found in imports[module]:
+                waiting += [*found.modules.values(), *found.names]
+    return imports
 
 
 def file_of(module: str) -> str:

@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hf_relpos.cards.saving import card_for_push, write_card
-from hf_relpos.checkpoints.bundle import LICENCE, PACKAGE, PREFIX, bundled_files, file_of, is_bundled
+from hf_relpos.checkpoints.bundle import LICENCE, PACKAGE, PREFIX, bundled_files, file_of, is_bundled, is_carried
 from hf_relpos.compat import transformers as compat
 from hf_relpos.errors import PatchStateError
 from hf_relpos.installing import HOW_TO_INSTALL, WITHOUT_INSTALLING
-from hf_relpos.modeling.state import is_patched_model
+from hf_relpos.modeling.state import check_config, is_patched_model
 from hf_relpos.version import __version__
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def save_standalone(
         The folder.
 
     Raises:
-        PatchStateError: if the model is not patched.
+        PatchStateError: if the model is not patched, or has a scheme or a family that another package has registered.
     """
     _check(model)
     directory = Path(directory)
@@ -140,7 +140,7 @@ def push_to_hub_standalone(
         What ``huggingface_hub`` returns of the commit, among it ``oid`` and ``commit_url``.
 
     Raises:
-        PatchStateError: if the model is not patched.
+        PatchStateError: if the model is not patched, or has a scheme or a family that another package has registered.
     """
     from huggingface_hub import HfApi
 
@@ -222,5 +222,20 @@ def _generated(text: str) -> str:
 
 
 def _check(model: Any) -> None:
+    """Refuse a model whose code is not all in this package, before anything is written."""
     if not is_patched_model(model):
         raise PatchStateError(f"{type(model).__name__} is not patched: there is no code of this package in it to save.")
+    foreign = [
+        f"the scheme {scheme.name!r} (of {type(scheme).__module__})"
+        for scheme in check_config(model).scheme_configs
+        if not is_carried(type(scheme))
+    ]
+    family = model.relpos_family
+    if not is_carried(family):
+        foreign.append(f"the family {family.package!r}")
+    if foreign:
+        raise PatchStateError(
+            f"{type(model).__name__} cannot be saved standalone: {' and '.join(foreign)} was registered by another "
+            f"package, whose code such a folder cannot carry. Save it with save_pretrained, and import that package "
+            "before loading it."
+        )

@@ -22,6 +22,9 @@ from hf_relpos.names import TYPE_PREFIX
 # Refuses an adapter, with these `modules_to_save`, that has no place in a model.
 Check = Callable[[nn.Module, Iterable[str]], None]
 
+# Refuses a model that cannot be run with several adapters in one batch.
+CheckMixed = Callable[[nn.Module], None]
+
 # For each model type, the one whose default targets its patched models have.
 Types = Callable[[], Mapping[str, str]]
 
@@ -29,15 +32,16 @@ Types = Callable[[], Mapping[str, str]]
 _introduction: Callable[[], None] | None = None
 
 
-def register(types: Types, check: Check) -> None:
+def register(types: Types, check: Check, check_mixed: CheckMixed) -> None:
     """Have PEFT know the patched models: now if it is imported already, else as soon as it is.
 
     Args:
         types: the model types there are.
         check: called with a model, and an adapter's ``modules_to_save``, before the adapter is put on the model.
+        check_mixed: called with a model before it is run with a batch of several adapters (``adapter_names``).
     """
     global _introduction
-    _introduction = functools.partial(_introduce, types, check)
+    _introduction = functools.partial(_introduce, types, check, check_mixed)
     introduce()
     if not any(type(finder).__qualname__ == _AfterImport.__qualname__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport("peft", introduce))
@@ -49,8 +53,9 @@ def introduce() -> None:
         _introduction()
 
 
-def _introduce(types: Types, check: Check) -> None:
-    """Give PEFT default targets for our model types, our check of what is put on a model, and a way to take it off."""
+def _introduce(types: Types, check: Check, check_mixed: CheckMixed) -> None:
+    """Give PEFT default targets for our model types, our checks, and a way to take an adapter off."""
+    from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTuner
     from peft.utils import constants
 
@@ -63,6 +68,7 @@ def _introduce(types: Types, check: Check) -> None:
     if not hasattr(BaseTuner.inject_adapter, "relpos_checked"):
         BaseTuner.inject_adapter = _checked(BaseTuner.inject_adapter, check)
         BaseTuner._replace_module = _taking_whole_modules(BaseTuner._replace_module)
+        PeftModel._enable_peft_forward_hooks = _checked_mixed(PeftModel._enable_peft_forward_hooks, check_mixed)
 
 
 def _checked(inject_adapter: Callable[..., Any], check: Check) -> Callable[..., Any]:
@@ -78,6 +84,21 @@ def _checked(inject_adapter: Callable[..., Any], check: Check) -> Callable[..., 
         return inject_adapter(self, model, adapter_name, *args, **kwargs)
 
     checked.relpos_checked = True  # type: ignore[attr-defined]
+    return checked
+
+
+def _checked_mixed(enable_hooks: Callable[..., Any], check_mixed: CheckMixed) -> Callable[..., Any]:
+    """What PEFT does to a model for the length of a forward pass or `generate`, preceded by our check.
+
+    It has to come before: the hooks that PEFT puts into the model for a mixed batch stay there if the pass fails.
+    """
+
+    @functools.wraps(enable_hooks)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("adapter_names") is not None:
+            check_mixed(self)
+        return enable_hooks(self, *args, **kwargs)
+
     return checked
 
 

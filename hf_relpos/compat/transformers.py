@@ -9,7 +9,21 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import nn
 from transformers.utils import output_capturing
+
+
+def mark_initialized(module: nn.Module) -> None:
+    """Mark a module, and all inside it, as one whose parameters have their values, as loading and constructing do.
+
+    A model that is put into another one would else be given new start values when that one is constructed
+    (``post_init``). Transformers looks at the mark of a module, which copies and pickles keep; where somebody asks for
+    start values of a module that is marked, it looks at those of its parameters.
+    """
+    for inner in module.modules():
+        inner._is_hf_initialized = True  # type: ignore[assignment]
+        for parameter in inner.parameters(recurse=False):
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
 
 
 def weights_wanted() -> bool:

@@ -103,19 +103,26 @@ class RelPosModelMixin(_Base):
     def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
         """A plain checkpoint has none of the added parameters: that is no loss. Having only some of them is one."""
         super()._adjust_missing_and_unexpected_keys(loading_info)
-        strange = sorted(key for key in loading_info.unexpected_keys if "relpos" in key)
+        strange = state.strange_keys(self, map(self._as_named_here, loading_info.unexpected_keys))
         if strange:
             raise PatchStateError(
                 f"The checkpoint was made with other relative positions than {type(self).__name__} was asked for: it "
                 f"has {strange[0]!r}, for which {RelPosConfig.of(self.config.relpos)} has no place. Load it without "
                 "`relpos=...`; to change its relative positions, unpatch_model it and patch it again."
             )
-        added = {name for name, _ in self.named_parameters() if "relpos" in name}
+        added = {name for name, _, _ in state.added_parameters(self)}
         if added <= set(loading_info.missing_keys):
             loading_info.missing_keys = set(loading_info.missing_keys) - added
         if self.config.relpos["native"] == "drop":
-            dropped = tuple(f"{native.table}.weight" for _, native, _ in self.relpos_family.native_tables(self))
-            loading_info.unexpected_keys = {key for key in loading_info.unexpected_keys if not key.endswith(dropped)}
+            tables = tuple(f".{native.table}.weight" for _, native, _ in self.relpos_family.native_tables(self))
+            loading_info.unexpected_keys = {
+                key for key in loading_info.unexpected_keys if not f".{key}".endswith(tables)
+            }
+
+    def _as_named_here(self, key: str) -> str:
+        """A checkpoint's key as this model would have it: with or without a head, the base model's names differ."""
+        prefix = f"{self.base_model_prefix}."
+        return key.removeprefix(prefix) if self.base_model is self else prefix + key.removeprefix(prefix)
 
 
 def _reset(module: nn.Module) -> None:

@@ -94,11 +94,17 @@ class RelPosConfigMixin:
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """The config that was stored, with the changes asked for; of its relative positions, only the engine's.
 
+        Where fewer layers are asked for than were stored, the first ones stay: ``relpos.layers`` names those of them.
+
         Raises:
-            PatchStateError: if other relative positions are asked for than were stored.
+            PatchStateError: if other relative positions are asked for than were stored, or layers that have none.
         """
         _refuse_other(config_dict.get("relpos"), kwargs.get("relpos"))
-        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+        made = super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+        config = made[0] if isinstance(made, tuple) else made
+        if kwargs and config.relpos is not None and config.relpos["layers"] is not None:
+            _keep_first_layers(config, _depth(super().from_dict(config_dict)))  # type: ignore[misc]
+        return made
 
 
 def _refuse_other(stored: Any, asked: Any) -> None:
@@ -111,6 +117,29 @@ def _refuse_other(stored: Any, asked: Any) -> None:
             f"The checkpoint has {stored}, but relpos={asked} was asked for; only the engine may differ. Load "
             "it without relpos=...; to change its relative positions, unpatch_model it and patch it again."
         )
+
+
+def _keep_first_layers(config: Any, stored_depth: int) -> None:
+    """Take from the layers with relative positions those away that a config has no longer."""
+    depth, layers = _depth(config), config.relpos["layers"]
+    if depth >= stored_depth:
+        return
+    kept = [layer for layer in layers if layer < depth]
+    if not kept:
+        raise PatchStateError(
+            f"The checkpoint has relative positions in the layers {layers}, and none of these is among the first "
+            f"{depth} of {stored_depth}, which were asked for. Ask for at least {layers[0] + 1}; for a model without "
+            "relative positions load them all, unpatch_model it, and cut it down."
+        )
+    config.relpos = {**config.relpos, "layers": kept}
+
+
+def _depth(config: Any) -> int:
+    """The number of layers of a model's deepest stack, by the names that Transformers has for it."""
+    return max(getattr(config, name, None) or 0 for name in _DEPTHS)
+
+
+_DEPTHS = ("num_hidden_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 
 
 def with_relpos(config: Any, relpos: Any, model_class: Any) -> Any:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from hf_relpos.config import RelPosConfig
-from hf_relpos.errors import PatchStateError
+from hf_relpos.errors import PatchStateError, RelPosError
 from hf_relpos.families import Family
 from hf_relpos.families.tables import NativeGate
 from hf_relpos.layer import RelPosLayer
-from hf_relpos.modeling.configs import RelPosConfigMixin
 from hf_relpos.modeling.sharing import SHARED_FROM, relpos_of
 from hf_relpos.modeling.stacks import stacks_of
+from hf_relpos.names import LAYER, NATIVE_GATE, TYPE_PREFIX
+from hf_relpos.schemes import AttentionGeometry
 
 # What wrappers put into the names of parameters, and take out again when they save.
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
@@ -36,7 +40,7 @@ def check_config(model: PreTrainedModel) -> RelPosConfig:
     Raises:
         PatchStateError: if its config says something else, because one of the two was changed after the model was
             patched: the config edited, a native table replaced, a layer brought in that shares with another model's,
-            layers removed or moved where the config names them.
+            layers removed or moved where the config names them, the direction of attention turned.
     """
     relpos = getattr(model.config, "relpos", None)
     if relpos is None:
@@ -53,6 +57,7 @@ def check_config(model: PreTrainedModel) -> RelPosConfig:
     _check_native(model, model.relpos_family, config)
     _check_shared(model, model.relpos_family)
     _check_acting(model, model.relpos_family, config)
+    _check_twin(model, model.relpos_family)
     return config
 
 
@@ -102,6 +107,57 @@ def _check_acting(model: PreTrainedModel, family: Family, config: RelPosConfig) 
         )
 
 
+def _check_twin(model: PreTrainedModel, family: Family) -> None:
+    """Refuse a model whose config makes other relative positions than the model has: it would not load as it is.
+
+    That is so where the attention was changed after the patch, its direction for one (``config.is_decoder``), and a
+    scheme goes by it. A twin that is made from the config, without memory for its parameters, tells.
+    """
+    made_as = next(made for made in type(model).__mro__ if "relpos_original" in vars(made))
+    try:
+        with torch.device("meta"):
+            twin = made_as(copy.deepcopy(model.config))
+    except RelPosError as error:
+        raise PatchStateError(f"{_changed(model)} A model made from its config: {error}") from error
+    for stack, other in zip(stacks_of(model, family), stacks_of(twin, family), strict=False):
+        for number, pair in enumerate(zip(stack.attentions, other.attentions, strict=False)):
+            own, again = (relpos_of(attention) for attention in pair)
+            if own is None or again is None:
+                continue
+            for path, what, is_now, would_be in _differences(own, again):
+                where = f"layer {number} of {stack.path or 'the model'}"
+                raise PatchStateError(
+                    f"{_changed(model)} In {where}, {path} has {what} {is_now!r}, and would have {would_be!r}."
+                )
+
+
+def _changed(model: PreTrainedModel) -> str:
+    return (
+        f"The config of {type(model).__name__} was changed after the model was patched (is_decoder, is_causal, the "
+        "heads, or what else its attention goes by), and the model would load with other relative positions than it "
+        "has. Undo the change; or call unpatch_model, change it, and patch_model."
+    )
+
+
+def _differences(own: nn.Module, again: RelPosLayer) -> Iterator[tuple[str, str, Any, Any]]:
+    """In what the relative positions of a layer differ from those made anew: where, what, as it is, as it would be."""
+    layer = next(module for module in own.modules() if isinstance(module, RelPosLayer))  # an adapter may be around it
+    for path, other in again.named_modules():
+        module: Any = layer.get_submodule(path)
+        for name, value in vars(other).items():
+            public = not name.startswith("_") and name != "training"
+            if public and isinstance(value, _PLAIN) and vars(module).get(name, value) != value:
+                yield path, name, vars(module)[name], value
+        for name, parameter in other.named_parameters(recurse=False):
+            mine = module.get_parameter(name)
+            if type(mine.data) is torch.Tensor and mine.numel() and mine.shape != parameter.shape:
+                yield path, f"{name} of shape", tuple(mine.shape), tuple(parameter.shape)
+
+
+# What a scheme keeps of the attention it was built for is of these types.
+_PLAIN = (bool, int, float, str, tuple, AttentionGeometry)
+
+
 def check_state(model: nn.Module, keys: Iterable[str], prefix: str = "") -> None:
     """Refuse tensors to be loaded into a patched model if it has no place for some of their relative positions.
 
@@ -115,32 +171,66 @@ def check_state(model: nn.Module, keys: Iterable[str], prefix: str = "") -> None
     Raises:
         PatchStateError: names the first strange tensor and the model's choices.
     """
-    own = {_clean(name) for name, _ in model.named_parameters(remove_duplicate=False)}
-    if any("_flat_param" in name for name in own):
-        return  # the first FSDP, which hides the names until it loads
-    inside = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
-    strange = sorted(key for key in inside if "relpos" in key and _clean(key) not in own)
+    strange = strange_keys(model, [key.removeprefix(prefix) for key in keys if key.startswith(prefix)])
     if strange:
         raise PatchStateError(
             f"The weights were saved with other relative positions than {type(model).__name__} has: they have "
-            f"{strange[0]!r}, for which {in_words(choices_of(model))} has no place. Patch the model as it was patched "
+            f"{strange[0]!r}, for which {in_words(patches_of(model))} has no place. Patch the model as it was patched "
             "then, or load them with from_pretrained."
         )
 
 
-def choices_of(model: nn.Module) -> RelPosConfig | None:
-    """The choices of a patched model, or of the one a wrapper holds; None if there is none."""
+def strange_keys(model: nn.Module, keys: Iterable[str]) -> list[str]:
+    """The keys of what a patch adds, among those of a state dict, for which a patched model has no place; sorted.
+
+    A key is none if the model has not even the module that the parameter was added to: a layer, where the model was cut
+    down to its first ones, or a decoder. It is left out with all the rest of that, as Transformers does.
+    """
+    own = {_clean(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    if any("_flat_param" in name for name in own):
+        return []  # the first FSDP, which hides the names until it loads
+    paths = {_clean(path) for path, _ in model.named_modules()}
+    return sorted(key for key in map(_clean, keys) if key not in own and place_of(key) in paths)
+
+
+def place_of(key: str) -> str | None:
+    """The path of the module to which a patch has added the parameter of a state dict's key; None if none has."""
+    parts = key.split(".")
+    added = [index for index, part in enumerate(parts[:-1]) if part in (LAYER, NATIVE_GATE)]
+    return ".".join(parts[: added[-1]]) if added else None
+
+
+def patches_of(model: nn.Module) -> list[RelPosConfig]:
+    """The choices of every patch in a model, wrapped or not, each once: those that its layers run with."""
+    patches: list[RelPosConfig] = []
     for module in model.modules():
-        config = getattr(module, "config", None)
-        relpos = getattr(config, "relpos", None) if isinstance(config, RelPosConfigMixin) else None
-        if relpos is not None:
-            return RelPosConfig.of(relpos)
-    return None
+        if isinstance(module, RelPosLayer) and module.config not in patches:
+            patches.append(module.config)
+    return patches
 
 
-def in_words(config: RelPosConfig | None) -> str:
-    """A patch, or that there is none, as part of a sentence."""
-    return "no relative positions" if config is None else str(config)
+def saved_patches(config: Mapping[str, Any], part: str = "") -> dict[str, RelPosConfig]:
+    """The choices in a model's config as JSON, by the part of the model they are of: its own are those of ``""``.
+
+    Args:
+        config: as in a saved ``config.json``, which has those of an encoder-decoder's parts inside.
+        part: what the config itself is of.
+
+    Raises:
+        RelPosConfigError: if this version cannot read them.
+    """
+    patches = {}
+    if str(config.get("model_type")).startswith(TYPE_PREFIX) and config.get("relpos") is not None:
+        patches[part] = RelPosConfig.of(config["relpos"])
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            patches |= saved_patches(value, f"{part}.{name}".lstrip("."))
+    return patches
+
+
+def in_words(patches: Collection[RelPosConfig]) -> str:
+    """Patches, or that there is none, as part of a sentence."""
+    return " and ".join(map(str, patches)) or "no relative positions"
 
 
 def _clean(name: str) -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +16,6 @@ from hf_relpos.families.tables import ungate
 from hf_relpos.layer import RelPosLayer
 from hf_relpos.modeling.sharing import SHARED_FROM, SharedFrom, relpos_of
 from hf_relpos.modeling.stacks import PLAIN, Stack, plain_attentions, stacks_of
-from hf_relpos.names import ATTENTION_NAME, CLASS_PREFIX
 from hf_relpos.schemes import AttentionGeometry
 
 
@@ -48,7 +44,7 @@ def attach(
     _check_layers(model, family, config, stacks)
     _check_rotation(model, family, config)
     tables = family.stock_tables(model, config.native)
-    layers = [_build_layers(stack, family, config) for stack in stacks]
+    layers = [_build_layers(model, stack, family, config) for stack in stacks]
     for stack, (shared, own) in zip(stacks, layers, strict=True):
         if shared is not None:
             stack.module.relpos = shared
@@ -88,7 +84,7 @@ def detach(model: PreTrainedModel, family: Family) -> None:
         module.__dict__.pop(SHARED_FROM, None)
         module.__dict__.pop(PLAIN, None)
     for native, owner in tables:
-        native.restore(owner, _like(owner))
+        native.restore(owner, _like(owner, model))
     ungate(model)
     _swap_classes(model, lambda swapped: getattr(swapped, "relpos_original", None))
 
@@ -142,7 +138,7 @@ def _check_rotation(model: PreTrainedModel, family: Family, config: RelPosConfig
 
 
 def _build_layers(
-    stack: Stack, family: Family, config: RelPosConfig
+    model: PreTrainedModel, stack: Stack, family: Family, config: RelPosConfig
 ) -> tuple[RelPosLayer | None, list[tuple[nn.Module, RelPosLayer | None]]]:
     """The stack's shared module, and each attention's own (None: it uses the shared one)."""
     shared: RelPosLayer | None = None
@@ -153,83 +149,29 @@ def _build_layers(
         active = config.layers is None or index in config.layers
         geometry = replace(family.geometry(attention), layer=index, num_layers=len(stack.attentions))
         if config.share_layers and active:
-            shared = shared or _build_layer(attention, geometry, config, active)
+            shared = shared or _build_layer(model, attention, geometry, config, active)
             own.append((attention, None))
         else:
-            own.append((attention, _build_layer(attention, geometry, config, active)))
+            own.append((attention, _build_layer(model, attention, geometry, config, active)))
     return shared, own
 
 
-def _build_layer(attention: nn.Module, geometry: AttentionGeometry, config: RelPosConfig, active: bool) -> RelPosLayer:
-    like = _like(attention)
+def _build_layer(
+    model: PreTrainedModel, attention: nn.Module, geometry: AttentionGeometry, config: RelPosConfig, active: bool
+) -> RelPosLayer:
+    like = _like(attention, model)
     with torch.device(like.device):
         layer = RelPosLayer(config, geometry, active)
     return layer.to(like.dtype).train(attention.training)
 
 
-def _like(module: nn.Module) -> torch.Tensor:
-    """A tensor whose device and dtype new parameters of a module take; quantised weights are passed over."""
-    parameters = list(module.parameters())
+def _like(module: nn.Module, model: nn.Module) -> torch.Tensor:
+    """A tensor whose device and dtype new parameters of a module take; quantised weights are passed over.
+
+    Where a module has nothing but quantised weights, they may be no parameters at all: the model's are asked then.
+    """
+    parameters = list(module.parameters()) or list(model.parameters())
     for parameter in parameters:
         if parameter.is_floating_point():
             return parameter
-    return torch.empty(0, device=parameters[0].device)
-
-
-def own_configs(model: PreTrainedModel, config_class: type) -> list[Any]:
-    """Every config object of a class that the model's modules hold, once each, and nobody else's.
-
-    A config may serve another model as well. Then this model gets a copy, and the other one stays as it is. What
-    contains the model, or holds its config within another config (an encoder-decoder), follows the change.
-    """
-    holders: dict[int, list[nn.Module]] = {}
-    configs: dict[int, Any] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if type(config) is config_class:
-            holders.setdefault(id(config), []).append(module)
-            configs[id(config)] = config
-    own = []
-    for key, config in configs.items():
-        if _held_elsewhere(config, model):
-            config = copy.deepcopy(config)
-            for module in holders[key]:
-                module.config = config
-        own.append(config)
-    return own
-
-
-def _held_elsewhere(config: Any, model: PreTrainedModel) -> bool:
-    """Whether a module that neither is in the model nor contains it holds this config object."""
-    inside = {id(vars(module)) for module in model.modules()}
-    for attributes in gc.get_referrers(config):
-        if not isinstance(attributes, dict) or id(attributes) in inside or "_modules" not in attributes:
-            continue
-        holders = [holder for holder in gc.get_referrers(attributes) if isinstance(holder, nn.Module)]
-        if any(all(module is not model for module in holder.modules()) for holder in holders):
-            return True
-    return False
-
-
-def change_configs(model: PreTrainedModel, config_class: Any, relpos: RelPosConfig) -> None:
-    """Make a model's configs those of a patched one."""
-    for config in own_configs(model, config_class.relpos_family.config_class):
-        _swap_config(config, config_class)
-        config.relpos = relpos
-
-
-def restore_configs(model: PreTrainedModel, config_class: type) -> None:
-    """Make the configs of a model that was unpatched those of its family again."""
-    for config in own_configs(model, type(model.config)):
-        _swap_config(config, config_class)
-        del config.relpos
-        if config._attn_implementation == ATTENTION_NAME:  # of a model that was loaded, and never had another
-            config._attn_implementation = model.get_correct_attn_implementation(None)
-        if config.architectures:
-            config.architectures = [name.removeprefix(CLASS_PREFIX) for name in config.architectures]
-
-
-def _swap_config(config: Any, config_class: type) -> None:
-    """Give a config another class, and with it that class's model type, which a loaded config also holds itself."""
-    config.__class__ = config_class
-    config.__dict__.pop("model_type", None)
+    return torch.empty(0, device=parameters[0].device if parameters else None)

@@ -19,6 +19,7 @@ from hf_relpos.layer import RelPosLayer
 from hf_relpos.modeling import state as patch_state
 from hf_relpos.modeling import wiring
 from hf_relpos.modeling.classes import RelPosModelMixin
+from hf_relpos.modeling.held_configs import update_configs
 from hf_relpos.training.numbers import is_number, whole
 
 logger = logging.get_logger(__name__)
@@ -198,5 +199,4 @@ def drop_native_positions(model: RelPosModelMixin) -> None:
     for layer in model.modules():
         if isinstance(layer, RelPosLayer):
             layer.config = config
-    for model_config in wiring.own_configs(model, type(model.config)):
-        model_config.relpos = config
+    update_configs(model, config)
