@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import linecache
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,27 +15,36 @@ import tiny
 import torch
 import transformers
 from test_held_configs import composite
-from tiny import KINDS, assert_same, build, choices, fill, inputs, logits, patched
+from tiny import assert_same, build, choices, fill, inputs, logits, patched
 
 import hf_relpos
 from hf_relpos import patch_model, unpatch_model
-from hf_relpos.modeling import held_configs, unchanged
+from hf_relpos.modeling import held_configs
 from hf_relpos.training.annealing import drop_native_positions
 
 PACKAGE = str(Path(hf_relpos.__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_to_look_through():
+    """Patching looks through all objects for what contains a model; those of the whole test run, hundreds of times."""
+    gc.freeze()
 
 
 class Injected(BaseException):
     """Not an Exception: nothing may catch it, as nothing may catch a keyboard interrupt."""
 
 
+CHANGING = ("patching.py", "annealing.py", "wiring.py", "held_configs.py", "native.py", "tables.py", "transformers.py")
+
+
 def lines_of(call):
-    """Every line of the package that a call runs, in order, but those of what brings things back."""
+    """Every line that a call runs, in order, of the files that change models."""
     seen = []
 
     def trace(frame, event, _):
         name = frame.f_code.co_filename
-        if not name.startswith(PACKAGE) or name == unchanged.__file__:
+        if not (name.startswith(PACKAGE) and name.endswith(CHANGING)):
             return None
         if event == "line":
             seen.append((name, frame.f_lineno))
@@ -76,18 +87,18 @@ def fails_at(place, time, call):
 def assert_unchanged_wherever_it_fails(make, call):
     """A failure at each line that a call runs, once when it comes to it first and once when it does last."""
     call(make())  # what is computed once in a process is not part of what is tried
-    seen = lines_of(lambda: call(make()))
     model = make()
+    seen = Counter(lines_of(lambda: call(copy.deepcopy(model))))
     failures = 0
-    for place in dict.fromkeys(seen):
-        for time in {1, seen.count(place)}:
+    for place, times in seen.items():
+        for time in {1, times}:
             attempt = copy.deepcopy(model)
             before, held = tiny.snapshot(attempt), configs_of(attempt)
             if fails_at(place, time, functools.partial(call, attempt)) and not is_last_line(place):
                 assert_same(before, tiny.snapshot(attempt))
                 assert configs_of(attempt) == held
                 failures += 1
-    assert failures > 100
+    assert failures > 50
 
 
 def configs_of(model):
@@ -100,17 +111,17 @@ def is_last_line(place):
 
 
 @pytest.mark.parametrize("native", ["gate", "drop"])
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", ["bert", "t5"])
 def test_a_failure_at_any_step_of_patching_leaves_the_model_as_it_was(family, native):
-    config = choices("sum", native, "head", share_layers=family == "gpt2", layers=[1])
+    config = choices("sum", native, "head", share_layers=family == "t5", layers=[1])
     assert_unchanged_wherever_it_fails(lambda: build(family), lambda model: patch_model(model, config))
 
 
 @pytest.mark.parametrize("native", ["gate", "drop"])
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", ["bert", "t5"])
 def test_a_failure_at_any_step_of_unpatching_leaves_the_model_as_it_was(family, native):
     def make():
-        return patched(family, "sum", native, share_layers=family == "gpt2")
+        return patched(family, "sum", native, share_layers=family == "t5")
 
     assert_unchanged_wherever_it_fails(make, unpatch_model)
 
@@ -120,11 +131,11 @@ def test_a_failure_at_any_step_of_dropping_later_leaves_the_model_as_it_was():
 
 
 def test_an_encoder_decoder_does_not_follow_a_patch_that_failed():
-    seen = lines_of(lambda: patch_model(composite().encoder, "shaw"))
-    for place in dict.fromkeys(place for place in seen if place[0] == held_configs.__file__):
+    seen = Counter(lines_of(lambda: patch_model(composite().encoder, "shaw")))
+    for place in [place for place in seen if place[0] == held_configs.__file__]:
         model = composite()
         config = model.config
-        assert fails_at(place, seen.count(place), functools.partial(patch_model, model.encoder, "shaw"))
+        assert fails_at(place, seen[place], functools.partial(patch_model, model.encoder, "shaw"))
         assert model.config is config
         assert model.encoder.config is config.encoder
         assert type(config.encoder) is transformers.BertConfig

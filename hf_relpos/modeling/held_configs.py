@@ -107,8 +107,7 @@ def _holders_around(model: PreTrainedModel, new: _New) -> Iterator[nn.Module]:
     PyTorch keeps no way up from a module, so Python is asked for all the objects it keeps track of.
     """
     inside = set(map(id, model.modules()))
-    for one in gc.get_objects():
-        if not issubclass(type(one), nn.Module) or id(one) in inside:
-            continue
-        if any(_is_concerned(config, new) for config in _held(one).values()) and model in one.modules():
-            yield one
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module) and id(one) not in inside]
+    for module in modules:
+        if any(_is_concerned(config, new) for config in _held(module).values()) and model in module.modules():
+            yield module

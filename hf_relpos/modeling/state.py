@@ -110,7 +110,7 @@ def _check_acting(model: PreTrainedModel, family: Family, config: RelPosConfig) 
 def _check_twin(model: PreTrainedModel, family: Family) -> None:
     """Refuse a model whose config makes other relative positions than the model has: it would not load as it is.
 
-    That is so where the attention was changed after the patch, its direction for one (``config.is_decoder``), and a
+    That is so where the config was changed after the model was made, for one its direction (``is_decoder``), and a
     scheme goes by it. A twin that is made from the config, without memory for its parameters, tells.
     """
     made_as = next(made for made in type(model).__mro__ if "relpos_original" in vars(made))
@@ -133,9 +133,9 @@ def _check_twin(model: PreTrainedModel, family: Family) -> None:
 
 def _changed(model: PreTrainedModel) -> str:
     return (
-        f"The config of {type(model).__name__} was changed after the model was patched (is_decoder, is_causal, the "
-        "heads, or what else its attention goes by), and the model would load with other relative positions than it "
-        "has. Undo the change; or call unpatch_model, change it, and patch_model."
+        f"The config of {type(model).__name__} was changed after the model was made (is_decoder, is_causal, the heads, "
+        "or what else its attention goes by), and the model would load with other relative positions than it has. Undo "
+        "the change. Or call unpatch_model, save the model, load it with the change, and patch that."
     )
 
 

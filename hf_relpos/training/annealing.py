@@ -20,6 +20,7 @@ from hf_relpos.modeling import state as patch_state
 from hf_relpos.modeling import wiring
 from hf_relpos.modeling.classes import RelPosModelMixin
 from hf_relpos.modeling.held_configs import update_configs
+from hf_relpos.modeling.unchanged import unchanged_on_error
 from hf_relpos.training.numbers import is_number, whole
 
 logger = logging.get_logger(__name__)
@@ -192,11 +193,13 @@ def drop_native_positions(model: RelPosModelMixin) -> None:
     if not isinstance(model, RelPosModelMixin):
         raise PatchStateError(f"{type(model).__name__} is not patched. Call patch_model first.")
     config = replace(patch_state.check_config(model), native="drop")
-    for table in [module for module in model.modules() if isinstance(module, GatedTable)]:
+    tables = [module for module in model.modules() if isinstance(module, GatedTable)]
+    with unchanged_on_error(model.modules()):
+        ungate(model)
+        wiring.attach(model, model.relpos_family, config, model.relpos_class_of, keep_dropped=True)
+        for layer in model.modules():
+            if isinstance(layer, RelPosLayer):
+                layer.config = config
+        update_configs(model, config)
+    for table in tables:
         table.weight.grad = None  # an optimizer that still holds it has nothing more to do
-    ungate(model)
-    wiring.attach(model, model.relpos_family, config, model.relpos_class_of, keep_dropped=True)
-    for layer in model.modules():
-        if isinstance(layer, RelPosLayer):
-            layer.config = config
-    update_configs(model, config)
