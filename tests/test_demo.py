@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -28,12 +29,20 @@ from transformers import (
 import hf_relpos
 from hf_relpos.cli import main
 from hf_relpos.cli.errors import CheckFailed, CommandError
+from hf_relpos.config import GATES, NATIVE
+from hf_relpos.schemes import SCHEMES
 
 pytest.importorskip("matplotlib", reason="the demo draws with matplotlib, from the demo extra")
 pytest.importorskip("sklearn", reason="the demo measures with scikit-learn, from the demo extra")
 
+from matplotlib.figure import Figure
+
 from hf_relpos.cli import data, demo, plots, report, training
 from hf_relpos.cli.data import Example
+from hf_relpos.cli.files import read_file
+from hf_relpos.cli.fresh import run_fresh
+from hf_relpos.cli.learned import Learned, Table, collect_learned, unreached_in_words
+from hf_relpos.cli.output import MARKER, check_output, open_output
 from hf_relpos.cli.reload_check import check_reload, compare
 
 WORDS = ["[PAD]", "[UNK]", *"abcdefghijklmnopqrstuvwxyz"]
@@ -112,7 +121,9 @@ class TestWholeRun:
     def test_everything_is_below_the_output_folder(self, outcome):
         output = outcome[1]
         assert {path.name for path in output.parent.iterdir()} == {"train.csv", "eval.csv", "output"}
-        for name in ("results.json", "validation_loss.png", "tables_and_gates.png", "model/README.md"):
+        files = {"results.json", "validation_loss.png", "tables_and_gates.png"}
+        assert {path.name for path in output.iterdir()} == files | {"model", MARKER}
+        for name in (*files, "model/README.md"):
             assert (output / name).stat().st_size > 0, name
 
     def test_the_pictures_are_pictures(self, outcome):
@@ -183,10 +194,72 @@ def test_other_schemes_and_choices_run_too(pretrained, files, tmp_path, capsys):
     assert (relpos["schemes"][0]["type"], relpos["native"], relpos["gate"]) == ("t5", "drop", "token")
 
 
+class TestOutputFolder:
+    """A folder that somebody else has filled stays as it is; one that the demo made is written again."""
+
+    QUICK = ("--quick", "--max-steps", "1", "--max-length", "16")
+
+    def test_a_folder_that_the_demo_did_not_make_is_left_alone(self, pretrained, files, tmp_path, capsys):
+        (tmp_path / "results.json").write_text("mine")
+        before = {path.name for path in tmp_path.iterdir()}
+        said = refused(capsys, "--model", str(pretrained), *files, "--output-dir", str(tmp_path))
+        assert f"--output-dir {tmp_path} is there already" in said
+        assert "Give the name of a new folder, or move this one away" in said
+        assert (tmp_path / "results.json").read_text() == "mine"
+        assert {path.name for path in tmp_path.iterdir()} == before
+
+    @pytest.mark.parametrize("below", ["", "results/demo"])
+    def test_a_path_that_is_a_file_or_below_one_is_refused(self, below, pretrained, files, tmp_path, capsys):
+        (tmp_path / "taken").write_text("mine")
+        said = refused(capsys, "--model", str(pretrained), *files, "--output-dir", str(tmp_path / "taken" / below))
+        assert re.search(r"--output-dir \S+taken\S*: \S+taken is a file\. Give a folder", said)
+        assert (tmp_path / "taken").read_text() == "mine"
+
+    def test_a_folder_where_nothing_may_be_written_is_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+        with pytest.raises(CommandError, match=r"nothing can be written into \S+\. Give a folder where you may write"):
+            check_output("--output-dir", tmp_path / "new" / "folder")
+
+    def test_its_own_folder_is_written_again_and_holds_no_results_of_an_earlier_run(
+        self, pretrained, files, tmp_path, monkeypatch
+    ):
+        output = tmp_path / "out"
+        open_output(output, ())
+        for name in ("results.json", "validation_loss.png", "notes.txt"):
+            (output / name).write_text("earlier")
+        monkeypatch.setattr(demo, "fine_tune", interrupt)
+        assert main(["demo", *self.QUICK, "--model", str(pretrained), *files, "--output-dir", str(output)]) == 130
+        assert {path.name for path in output.iterdir()} == {MARKER, "notes.txt"}
+
+
+def interrupt(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+class TestInterrupted:
+    """Ctrl-C ends the demo with a line; what was finished stays, what was only needed on the way does not."""
+
+    @pytest.mark.parametrize(("where", "kept"), [("fine_tune", set()), ("check_reload", {"model"})])
+    def test_it_says_so_with_status_130_and_leaves_only_what_was_finished(
+        self, where, kept, pretrained, files, tmp_path, monkeypatch, capsys
+    ):
+        folders = []
+        monkeypatch.setattr(data, "read_file", lambda *args, cache_dir: folders.append(cache_dir) or read_file(*args))
+        monkeypatch.setattr(demo, where, interrupt)
+        options = [*TestOutputFolder.QUICK, "--model", str(pretrained), *files]
+        assert main(["demo", *options, "--output-dir", str(tmp_path / "out")]) == 130
+        assert capsys.readouterr().err.endswith("\nhf-relpos demo: interrupted. What was finished is kept.\n")
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {MARKER, *kept}
+        assert len(folders) == 2
+        assert not folders[0].parent.exists()
+
+
 def refused(capsys, *options: str) -> str:
-    """What the demo says when it refuses; it must refuse with status 2."""
+    """What the demo says when it refuses: one line, with status 2."""
     assert main(["demo", *options]) == 2
-    return capsys.readouterr().err
+    said = capsys.readouterr().err.partition("hf-relpos demo: error: ")[2]
+    assert said.count("\n") == 1
+    return said
 
 
 class TestRefusals:
@@ -250,8 +323,25 @@ class TestRefusals:
 
     def test_a_model_that_is_not_there(self, tmp_path, files, capsys):
         said = refused(capsys, "--model", str(tmp_path / "none"), *files, "--output-dir", str(tmp_path / "out"))
-        assert "--model" in said
-        assert "none" in said
+        assert f"--model {tmp_path / 'none'} cannot be loaded" in said
+        assert not (tmp_path / "out").exists()
+
+    def test_a_model_whose_files_are_broken(self, pretrained, files, tmp_path, capsys):
+        shutil.copytree(pretrained, tmp_path / "broken")
+        (tmp_path / "broken" / "model.safetensors").write_bytes(b"no weights")
+        options = ["--max-length", "16", "--output-dir", str(tmp_path / "out")]
+        said = refused(capsys, "--model", str(tmp_path / "broken"), *files, *options)
+        assert f"--model {tmp_path / 'broken'} cannot be loaded" in said
+        assert "SafetensorError" in said
+        assert not (tmp_path / "out").exists()
+
+    def test_texts_cut_off_to_nothing(self, pretrained, files, tmp_path, tokenizer, monkeypatch, capsys):
+        monkeypatch.setattr(type(tokenizer), "num_special_tokens_to_add", lambda self, pair=False: 2)
+        said = refused(
+            capsys, "--max-length", "2", "--model", str(pretrained), *files, "--output-dir", str(tmp_path / "out")
+        )
+        assert "--max-length is 2" in said
+        assert "Give --max-length 3 or more" in said
 
     @pytest.mark.parametrize(
         ("module", "package"),
@@ -320,27 +410,49 @@ class TestFiles:
             ([("a", "x"), ("b", "")], r"row 2: 'label' is None"),
             ([("a", "1.5"), ("b", "2.5")], r"row 1: 'label' is 1.5"),
             ([("a", "x"), ("b", "x")], r"only the label 'x'"),
-            ([], r"has no rows|no data"),
         ],
     )
     def test_rows_that_cannot_be_used_are_refused(self, rows, message, tmp_path):
         path = write_csv(tmp_path / "texts.csv", rows)
-        with pytest.raises(CommandError, match=message):
+        with pytest.raises(CommandError, match=rf"--train-file \S+texts\.csv.*{message}"):
             data.load_files(str(path), str(path), tmp_path / "cache")
 
     @pytest.mark.parametrize(
-        ("name", "message"), [("texts.txt", r"\.csv, \.json, \.jsonl"), ("none.csv", "does not exist")]
+        ("name", "content", "message"),
+        [
+            ("texts.txt", b"a", r": expected a file that ends in \.csv, \.json, \.jsonl"),
+            ("none.csv", None, " does not exist"),
+            ("empty.csv", b"", " is empty"),
+            ("blank.jsonl", b"\n \n", " is empty"),
+            ("header.csv", b"text,label\n", " has no rows: its first line is taken for the names"),
+            ("one_line.csv", b"hello there", " has no rows: its first line is taken for the names"),
+            ("nothing.json", b"[]", r" has no rows\."),
+            ("latin.csv", "text,label\na,x\ncafé,y\n".encode("latin-1"), " is not text in UTF-8: byte 18 is 0xe9"),
+            ("wide.csv", "text,label\na,x\n".encode("utf-16"), " is not text in UTF-8: byte 0 is 0xff"),
+            ("cut.csv", "text,label\na,é".encode()[:-1], " is not text in UTF-8: byte 13 is 0xc3"),
+            ("image.csv", b"\x89PNG\r\n\x1a\n\x00", " is not text in UTF-8: byte 0 is 0x89"),
+            ("zeros.json", b"\0\0\0", " is not a text file: it has bytes of value 0"),
+            ("ragged.csv", b"text,label\na,x\nb,y,z\n", r" cannot be read as CSV: .*line 3"),
+            ("broken.json", b"{not json", " cannot be read as JSON: "),
+        ],
     )
-    def test_files_that_cannot_be_read_are_refused(self, name, message, tmp_path):
-        (tmp_path / "texts.txt").write_text("a")
-        with pytest.raises(CommandError, match=message):
-            data.load_files(str(tmp_path / name), str(tmp_path / name), tmp_path / "cache")
+    def test_files_that_cannot_be_read_are_refused(self, name, content, message, tmp_path):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        good = write_csv(tmp_path / "good.csv", ROWS)
+        with pytest.raises(CommandError, match=rf"^--eval-file \S+{name}{message}"):
+            data.load_files(str(good), str(path), tmp_path / "cache")
 
-    def test_broken_json_is_refused_with_the_reason(self, tmp_path):
-        path = tmp_path / "texts.json"
-        path.write_text("{not json")
-        with pytest.raises(CommandError, match=r"texts\.json cannot be read as JSON"):
-            data.load_files(str(path), str(path), tmp_path / "cache")
+    def test_a_folder_in_place_of_a_file_is_refused(self, tmp_path):
+        (tmp_path / "texts.csv").mkdir()
+        with pytest.raises(CommandError, match=r"--train-file \S+texts\.csv is a folder"):
+            data.load_files(str(tmp_path / "texts.csv"), str(tmp_path / "texts.csv"), tmp_path / "cache")
+
+    def test_a_character_between_two_reads_of_a_file_is_no_fault(self, tmp_path, monkeypatch):
+        path = write_csv(tmp_path / "texts.csv", [("é", "x"), ("ß", "y")])
+        monkeypatch.setattr("hf_relpos.cli.files._CHUNK", 1)
+        assert data.load_files(str(path), str(path), tmp_path / "cache").labels == ["x", "y"]
 
     def test_the_beginning_of_the_examples_holds_every_class_in_its_share(self, tmp_path):
         rows = [(f"text {number}", "rare" if number < 10 else "common") for number in range(40)]
@@ -469,6 +581,7 @@ class TestReloadCheck:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "elsewhere"]))  # an empty entry means that folder, too
         self.check(Path("model"), training.predict_logits(model, tokenizer, self.TEXTS, 8, 2))
+        assert run_fresh("hf_relpos.version", "", tmp_path).returncode == 0  # nor from the folder it works in
 
     def test_a_folder_whose_model_is_not_patched_is_found(self, pretrained):
         with pytest.raises(CheckFailed, match="not patched"):
@@ -494,13 +607,14 @@ class TestPlots:
             layer.schemes[0].key_table.weight[0, 4] = torch.full((8,), 3.0)  # offset +2
             layer.gate.weight.copy_(torch.tensor([0.5, 2.0]))
             model.bert.embeddings.position_embeddings.relpos_gate.weight.fill_(0.75)
-        learned = plots.collect_learned(model)
-        assert learned.layers == learned.gate_layers == ["0", "1"]
+        learned = collect_learned(model)
+        assert learned.tables["query"].layers == learned.gate_layers == ["0", "1"]
         expected = np.zeros((2, 5))
         expected[1, 4] = 3.0 * 8**0.5
         assert set(learned.tables) == {"query", "value"}
-        np.testing.assert_allclose(learned.tables["query"], expected, rtol=1e-6)
-        np.testing.assert_array_equal(learned.tables["value"], np.zeros((2, 5)))
+        np.testing.assert_allclose(learned.tables["query"].strength, expected, rtol=1e-6)
+        np.testing.assert_array_equal(learned.tables["query"].unreached, expected == 0)
+        np.testing.assert_array_equal(learned.tables["value"].strength, np.zeros((2, 5)))
         np.testing.assert_array_equal(learned.gates, [[1.0, 1.0], [0.5, 2.0]])
         assert list(learned.native.values()) == [0.75]
 
@@ -508,7 +622,7 @@ class TestPlots:
         model = hf_relpos.patch_model(tiny_classifier(), hf_relpos.RelPosConfig("t5", gate="token", native="drop"))
         with torch.no_grad():
             model.bert.encoder.layer[0].attention.self.relpos.gate.bias.fill_(100.0)
-        learned = plots.collect_learned(model)
+        learned = collect_learned(model)
         np.testing.assert_allclose(learned.gates, [[2.0, 2.0], [1.0, 1.0]])
         assert set(learned.tables) == {"bias"}
         assert learned.native == {}
@@ -519,15 +633,71 @@ class TestPlots:
             T5Config(vocab_size=20, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, pad_token_id=0)
         )
         hf_relpos.patch_model(model, hf_relpos.RelPosConfig(["shaw", "clipped"], **config))
-        plots.plot_learned(model, tmp_path / "learned.png")
+        learned = collect_learned(model)
+        plots.plot_learned(learned, tmp_path / "learned.png")
         assert (tmp_path / "learned.png").stat().st_size > 10_000
-        layers = plots.collect_learned(model).layers
+        layers = learned.tables["bias"].layers
         assert len(set(layers)) == len(layers)
         assert any(layer.startswith("decoder") for layer in layers)
 
-    def test_a_model_without_a_patch_is_refused(self, tmp_path):
+    def test_a_model_without_a_patch_is_refused(self):
         with pytest.raises(CommandError, match="is not patched"):
-            plots.plot_learned(tiny_classifier(), tmp_path / "learned.png")
+            collect_learned(tiny_classifier())
+
+    def test_what_the_loss_cannot_reach_is_found_and_explained(self, tokenizer, tmp_path, monkeypatch):
+        """A classifier reads the first token alone: in its last layer nothing before a token is ever looked at."""
+        model = hf_relpos.patch_model(tiny_classifier(), hf_relpos.Shaw(3))
+        TestTraining().run(model, tokenizer, tmp_path)
+        learned = collect_learned(model)
+        for table in learned.tables.values():
+            np.testing.assert_array_equal(table.unreached, [[False] * 7, [True] * 3 + [False] * 4])
+        assert unreached_in_words(learned) == [
+            "relative keys, layer 1: offsets -3 to -1",
+            "relative values, layer 1: offsets -3 to -1",
+        ]
+        figures = drawn(monkeypatch)
+        plots.plot_learned(learned, tmp_path / "learned.png")
+        assert "Grey: still at zero" in figures[0].get_supxlabel()
+        assert "reads the output of the first token alone" in " ".join(figures[0].get_supxlabel().split())
+
+    def test_a_zero_that_training_could_not_have_moved_is_not_called_unreached(self):
+        config = hf_relpos.RelPosConfig(hf_relpos.Shaw(3, init="trunc_normal"))
+        model = hf_relpos.patch_model(tiny_classifier(), config)
+        with torch.no_grad():
+            for layer in model.bert.encoder.layer:
+                layer.attention.self.relpos.schemes[0].key_table.weight.zero_()
+        assert unreached_in_words(collect_learned(model)) == []
+
+    def test_stretches_are_told_apart(self):
+        row = np.array([True, True, False, True, False, False, True])
+        table = Table(["4"], np.zeros((1, 7)), row[None])
+        learned = Learned({"bias": table}, [], None, {})
+        assert [line.partition(": ")[2] for line in unreached_in_words(learned)] == [
+            "offsets -3 to -2",
+            "offsets 0 to 0",
+            "offsets 3 to 3",
+        ]
+
+    @pytest.mark.parametrize("losses", [[0.0, 0.0], [1.6, 1.59], [1e-9, 1e-9], [float("nan"), 2.0], [float("nan")] * 2])
+    def test_no_curve_is_cut_off_by_the_edge_of_its_picture(self, losses, tmp_path, monkeypatch):
+        run = training.Run([0, 3], losses, [0.5, 0.5], [0.5, 0.5], 1.0)
+        figures = drawn(monkeypatch)
+        plots.plot_validation_loss({"unpatched": run, "patched": run}, tmp_path / "loss.png")
+        axes = figures[0].axes[0]
+        for line in axes.lines:
+            radius = line.get_markersize() / 2 * figures[0].dpi / 72
+            for point in axes.transData.transform(line.get_xydata()):
+                if np.isfinite(point).all():
+                    assert (point - radius > axes.bbox.min).all()
+                    assert (point + radius < axes.bbox.max).all()
+
+
+def drawn(monkeypatch) -> list[Figure]:
+    """The figures that are saved from now on."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))
+    return figures
 
 
 class TestReport:
@@ -565,6 +735,15 @@ def test_the_help_lists_the_options_and_their_defaults(capsys):
     for option in ("--model", "--train-file", "--eval-file", "--output-dir", "--seed", "--quick", "--scheme"):
         assert option in said
     assert "relpos-demo" in said
+
+
+def test_the_help_lists_what_can_be_chosen_as_registered(monkeypatch, capsys):
+    monkeypatch.setitem(SCHEMES, "spiral", hf_relpos.Shaw)
+    with pytest.raises(SystemExit):
+        main(["demo", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for choices in (SCHEMES, NATIVE, GATES):
+        assert f": {', '.join(choices)} (" in said
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from hf_relpos.version import __version__
@@ -29,17 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the program's name; those of the process by default.
 
     Returns:
-        The exit status: 0, 1 if a check failed, 2 if the command could not do what it was asked to.
+        The exit status; see :func:`hf_relpos.cli.errors.exit_status`.
     """
     args = build_parser().parse_args(argv)
-    from hf_relpos.cli.errors import CheckFailed
-    from hf_relpos.errors import RelPosError
+    from hf_relpos.cli.errors import exit_status
 
-    try:
-        return args.run(args)
-    except CheckFailed as error:
-        print(f"\nhf-relpos {args.command}: CHECK FAILED: {error}", file=sys.stderr)
-        return 1
-    except RelPosError as error:
-        print(f"\nhf-relpos {args.command}: error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(f"hf-relpos {args.command}", lambda: args.run(args))

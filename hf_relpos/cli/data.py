@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_relpos.cli.errors import CommandError, extra_missing
+from hf_relpos.cli.files import read_file
 
 SPLIT_SEED = 0
 EVAL_SHARE = 0.2
@@ -81,8 +82,8 @@ def load_files(train_file: str, eval_file: str, cache_dir: Path) -> TextData:
     """The user's own texts.
 
     Args:
-        train_file: `.csv`, `.json` or `.jsonl` file with the columns `text` and `label`.
-        eval_file: Another such file; its labels must all occur in `train_file`.
+        train_file: `.csv`, `.json` or `.jsonl` file with the columns `text` and `label`; that of `--train-file`.
+        eval_file: Another such file, of `--eval-file`; its labels must all occur in `train_file`.
         cache_dir: Where `datasets` keeps what it has read.
 
     Returns:
@@ -92,18 +93,18 @@ def load_files(train_file: str, eval_file: str, cache_dir: Path) -> TextData:
         CommandError: If a file is missing or cannot be read, lacks a column or a value, or if `eval_file` has
             labels that `train_file` has not.
     """
-    train_rows = _read_rows(train_file, cache_dir)
-    eval_rows = _read_rows(eval_file, cache_dir)
+    train_rows = _read_rows("--train-file", train_file, cache_dir)
+    eval_rows = _read_rows("--eval-file", eval_file, cache_dir)
     labels = _sorted_labels(label for _, label in train_rows)
     if len(labels) < 2:
         raise CommandError(
-            f"{train_file} has only the label {labels[0]!r} in its column 'label'. "
+            f"--train-file {train_file} has only the label {labels[0]!r} in its column 'label'. "
             "A classifier needs at least two different labels."
         )
     unseen = _sorted_labels({label for _, label in eval_rows} - set(labels))
     if unseen:
         raise CommandError(
-            f"{eval_file} has labels that {train_file} has not: {_listed(unseen)}. "
+            f"--eval-file {eval_file} has labels that {train_file} has not: {_listed(unseen)}. "
             f"The labels to train on are {_listed(labels)}. "
             "Add examples of the missing ones, or drop those rows."
         )
@@ -142,39 +143,25 @@ def _read_article(path: Path) -> str:
         return data.decode("latin-1").strip()
 
 
-def _read_rows(file: str, cache_dir: Path) -> list[tuple[str, str]]:
+def _read_rows(option: str, file: str, cache_dir: Path) -> list[tuple[str, str]]:
     """The pairs of text and label in a file, labels as text."""
-    import datasets
-
-    kinds = {".csv": "csv", ".json": "json", ".jsonl": "json"}
-    path = Path(file)
-    if path.suffix not in kinds:
-        raise CommandError(f"{file} ends in {path.suffix!r}. Give a file that ends in {', '.join(kinds)}.")
-    if not path.is_file():
-        raise CommandError(f"{file} does not exist. Give the path of a file with the columns 'text' and 'label'.")
-    try:
-        table = datasets.load_dataset(kinds[path.suffix], data_files=str(path), split="train", cache_dir=str(cache_dir))
-    except Exception as error:  # `datasets` wraps whatever its readers raise
-        cause = error.__cause__ or error
-        raise CommandError(f"{file} cannot be read as {kinds[path.suffix].upper()}: {cause}") from error
+    table, given = read_file(option, file, cache_dir=cache_dir), f"{option} {file}"
     missing = [column for column in ("text", "label") if column not in table.column_names]
     if missing:
         raise CommandError(
-            f"{file} has the columns {_listed(table.column_names)}, but not {_listed(missing)}. "
+            f"{given} has the columns {_listed(table.column_names)}, but not {_listed(missing)}. "
             "The demo reads the columns 'text' and 'label': rename yours."
         )
     rows = list(zip(table["text"], table["label"], strict=True))
-    if not rows:
-        raise CommandError(f"{file} has no rows.")
     for number, (_, label) in enumerate(rows, start=1):
         # First of all: one missing number makes the reader turn all others into decimals.
         if label is None or label != label:
-            raise CommandError(f"{file}, row {number}: 'label' is {label!r}, but must be a name or a whole number.")
+            raise CommandError(f"{given}, row {number}: 'label' is {label!r}, but must be a name or a whole number.")
     for number, (text, label) in enumerate(rows, start=1):
         if not isinstance(text, str) or not text.strip():
-            raise CommandError(f"{file}, row {number}: 'text' is {text!r}, but must be a text that is not empty.")
+            raise CommandError(f"{given}, row {number}: 'text' is {text!r}, but must be a text that is not empty.")
         if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
-            raise CommandError(f"{file}, row {number}: 'label' is {label!r}, but must be a name or a whole number.")
+            raise CommandError(f"{given}, row {number}: 'label' is {label!r}, but must be a name or a whole number.")
     return [(text, str(label)) for text, label in rows]
 
 

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import logging
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
-import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    set_seed,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_relpos
 from hf_relpos.cards import write_model_card
 from hf_relpos.cli import data as texts
 from hf_relpos.cli import report
+from hf_relpos.cli.classifier import load_classifier, load_tokenizer
 from hf_relpos.cli.errors import CheckFailed, CommandError, extra_missing
+from hf_relpos.cli.learned import UNREACHED, collect_learned, unreached_in_words
+from hf_relpos.cli.output import check_output, open_output
 from hf_relpos.cli.reload_check import check_reload
 from hf_relpos.cli.training import EncodedTexts, Run, Settings, added_parameters, fine_tune, predict_logits
 
 UNPATCHED, PATCHED = "unpatched", "patched"
+CURVES, PICTURE, RESULTS = "validation_loss.png", "tables_and_gates.png", "results.json"
 EMBEDDED_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
 EMBEDDED_MODEL_LICENSE = "apache-2.0"
 IDENTITY_TOLERANCE = 1e-4
@@ -38,27 +33,31 @@ def run_demo(args: argparse.Namespace) -> None:
     """Run the demo from the options of `hf_relpos.cli.demo_options`.
 
     Raises:
-        CommandError: If something it needs is missing, or an option does not fit.
+        CommandError: If something it needs is missing, or an option does not fit. Nothing has been written then.
         CheckFailed: If a fresh patch changes the model, or if the reloaded model predicts anything else.
     """
-    started = time.perf_counter()
     _check_files(args)
     plots = _plots()
     relpos = _relpos_config(args)
-    output = Path(args.output_dir)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"--output-dir {output} cannot be made: {error}. Give a folder that can.") from error
+    check_output("--output-dir", Path(args.output_dir))
+    # What is only needed on the way goes when the demo ends, however it ends.
+    with tempfile.TemporaryDirectory(prefix="hf_relpos_demo_") as scratch:
+        _run(args, plots, relpos, Path(args.output_dir), Path(scratch))
+
+
+def _run(
+    args: argparse.Namespace, plots: ModuleType, relpos: hf_relpos.RelPosConfig, output: Path, scratch: Path
+) -> None:
+    started = time.perf_counter()
     source = args.model or str(texts.embedded_model_folder())
-    news = _load_texts(args, output)
+    news = _load_texts(args, scratch / "texts")
     settings = Settings(
         seed=args.seed,
         max_steps=args.max_steps,
         evaluations=2 if args.quick else 4,
         max_length=args.max_length,
     )
-    tokenizer = _load_tokenizer(source, settings.max_length, bounded=relpos.native != "drop")
+    tokenizer = load_tokenizer(source, settings.max_length, bounded=relpos.native != "drop")
     train = EncodedTexts(news.train, tokenizer, settings.max_length)
     evaluation = EncodedTexts(news.eval, tokenizer, settings.max_length)
     eval_texts = [example.text for example in news.eval]
@@ -70,17 +69,18 @@ def run_demo(args: argparse.Namespace) -> None:
         "for each model\n"
     )
 
-    plain = _load_model(source, tokenizer, news.labels, args.seed)
-    model = hf_relpos.patch_model(_load_model(source, tokenizer, news.labels, args.seed), relpos)
+    plain = load_classifier(source, tokenizer, news.labels, args.seed)
+    model = hf_relpos.patch_model(load_classifier(source, tokenizer, news.labels, args.seed), relpos)
     print(f"{hf_relpos.patch_report(model)}\n")
     difference = _difference_at_start(plain, model, tokenizer, eval_texts[: settings.eval_batch_size], settings)
-    if relpos.native != "drop" and difference > IDENTITY_TOLERANCE:
+    if relpos.starts_exact and difference > IDENTITY_TOLERANCE:
         raise CheckFailed(f"A fresh patch must not change the model, but a logit differs by {difference:.3g}.")
     print(f"freshly patched, no logit differs from the unpatched model's by more than {difference:.1e}\n")
 
+    open_output(output, (CURVES, PICTURE, RESULTS))
     runs: dict[str, Run] = {}
     for name, candidate in ((UNPATCHED, plain), (PATCHED, model)):
-        runs[name] = fine_tune(name, candidate, tokenizer, train, evaluation, settings, output / "trainer")
+        runs[name] = fine_tune(name, candidate, tokenizer, train, evaluation, settings, scratch / "trainer")
     added = {UNPATCHED: added_parameters(plain), PATCHED: added_parameters(model)}
     print(f"\n{report.comparison(runs, added)}\n")
 
@@ -94,11 +94,15 @@ def run_demo(args: argparse.Namespace) -> None:
     check_reload(saved, logits, eval_texts, max_length=settings.max_length, batch_size=batch_size, device=model.device)
     print(f"the reloaded model's {len(logits)} predictions are equal, bit for bit\n")
 
-    plots.plot_validation_loss(runs, output / "validation_loss.png")
-    plots.plot_learned(model, output / "tables_and_gates.png")
+    learned = collect_learned(model)
+    plots.plot_validation_loss(runs, output / CURVES)
+    plots.plot_learned(learned, output / PICTURE)
+    if unreached := unreached_in_words(learned):
+        print("\n  ".join(["parts of the tables that training has not reached:", *unreached]))
+        print(f"each is {UNREACHED}\n")
     seconds = time.perf_counter() - started
     report.write_results(
-        output / "results.json",
+        output / RESULTS,
         {
             "model": EMBEDDED_MODEL_ID if args.model is None else Path(args.model).name,
             "data": {
@@ -117,9 +121,9 @@ def run_demo(args: argparse.Namespace) -> None:
     )
     print(
         f"{output / 'model'}                  the patched model, its tokenizer and its model card\n"
-        f"{output / 'validation_loss.png'}    both validation-loss curves\n"
-        f"{output / 'tables_and_gates.png'}   what the patch has learned about positions\n"
-        f"{output / 'results.json'}           all numbers\n\n"
+        f"{output / CURVES}    both validation-loss curves\n"
+        f"{output / PICTURE}   what the patch has learned about positions\n"
+        f"{output / RESULTS}           all numbers\n\n"
         f"done in {seconds:.0f} seconds"
     )
 
@@ -137,8 +141,6 @@ def _relpos_config(args: argparse.Namespace) -> hf_relpos.RelPosConfig:
     scheme = {"type": args.scheme}
     if args.max_distance is not None:
         scheme["max_distance"] = args.max_distance
-    elif args.scheme == "shaw":
-        scheme["max_distance"] = 16
     return hf_relpos.RelPosConfig(schemes=[scheme], native=args.native, gate=args.gate)
 
 
@@ -148,74 +150,12 @@ def _check_files(args: argparse.Namespace) -> None:
         raise CommandError(f"{given} was given without {missing}. Give both, or neither for the BBC news.")
 
 
-def _load_texts(args: argparse.Namespace, output: Path) -> texts.TextData:
+def _load_texts(args: argparse.Namespace, cache_dir: Path) -> texts.TextData:
     if args.train_file is None:
         loaded = texts.load_bbc_news()
     else:
-        loaded = texts.load_files(args.train_file, args.eval_file, output / "cache")
+        loaded = texts.load_files(args.train_file, args.eval_file, cache_dir)
     return loaded.limited(args.train_samples, args.eval_samples)
-
-
-def _load_tokenizer(source: str, max_length: int, bounded: bool) -> PreTrainedTokenizerBase:
-    with _loading(source):
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=_is_local(source))
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise CommandError(f"The tokenizer of {source} has neither a padding nor an end token, so it cannot pad.")
-        tokenizer.pad_token = tokenizer.eos_token
-    if bounded and max_length > tokenizer.model_max_length:
-        raise CommandError(
-            f"--max-length is {max_length}, but {source} was trained with at most "
-            f"{tokenizer.model_max_length} tokens. Give --max-length {tokenizer.model_max_length} or less, "
-            "or --native drop."
-        )
-    return tokenizer
-
-
-def _load_model(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[str], seed: int) -> PreTrainedModel:
-    """The classifier with a new head, the same one for the same seed."""
-    set_seed(seed)
-    with _loading(source):
-        model = AutoModelForSequenceClassification.from_pretrained(
-            source,
-            local_files_only=_is_local(source),
-            id2label=dict(enumerate(labels)),
-            label2id={label: number for number, label in enumerate(labels)},
-            pad_token_id=tokenizer.pad_token_id,
-            dtype=torch.float32,
-        )
-    if hf_relpos.is_patched(model):
-        raise CommandError(
-            f"The model {source!r} has relative positions already, but the demo compares a model without them with its "
-            "patched self. Give --model a model that is not patched."
-        )
-    return model
-
-
-@contextmanager
-def _loading(source: str) -> Iterator[None]:
-    """Load from a folder or the Hub: a failure becomes an error; the report on the new head is dropped."""
-    logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(_only_errors)
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise CommandError(
-            f"The model {source!r} cannot be loaded. Give --model a folder with a model and its tokenizer, or the "
-            f"id of a model on the Hub. The reason: {error}"
-        ) from error
-    finally:
-        logger.removeFilter(_only_errors)
-
-
-def _only_errors(record: logging.LogRecord) -> bool:
-    """A filter, since a logger's level also decides what Transformers does."""
-    return record.levelno >= logging.ERROR
-
-
-def _is_local(source: str) -> bool:
-    """Whether a model is a folder here, so that nothing needs to be asked of the Hub."""
-    return Path(source).is_dir()
 
 
 def _difference_at_start(

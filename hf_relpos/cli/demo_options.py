@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from hf_relpos.config import GATES, NATIVE
+from hf_relpos.schemes import SCHEMES
+
 DESCRIPTION = """
 Fine-tune a pretrained classifier twice, without and with relative positions, on the same texts in the same
 order; compare both, save the patched one, load it in a fresh process, and check that it predicts the same.
@@ -38,10 +41,13 @@ def add_command(commands: Any) -> None:
     )
     what.add_argument("--eval-file", metavar="FILE", help="the same, to measure on; goes with --train-file")
     patch = parser.add_argument_group("patch")
-    patch.add_argument("--scheme", default="shaw", help="relative positions: shaw, t5, clipped (%(default)s)")
-    patch.add_argument("--max-distance", type=_positive, metavar="K", help="its clip distance (16 for shaw)")
-    patch.add_argument("--native", default="gate", help="pretrained positions: keep, gate, drop (%(default)s)")
-    patch.add_argument("--gate", default="head", help="gate on the relative terms: none, head, token (%(default)s)")
+    for option, default, choices, described in (
+        ("--scheme", "shaw", SCHEMES, "relative positions"),
+        ("--native", "gate", NATIVE, "pretrained positions"),
+        ("--gate", "head", GATES, "gate on the relative terms"),
+    ):
+        patch.add_argument(option, default=default, help=f"{described}: {', '.join(choices)} (%(default)s)")
+    patch.add_argument("--max-distance", type=_positive, metavar="K", help="clip distance (the scheme's own)")
     training = parser.add_argument_group("training")
     training.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of everything random (%(default)s)")
     for name, described in (
@@ -59,7 +65,7 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> None:
     """Fill in the numbers that were not given, and run the demo."""
     for name, value in (QUICK if args.quick else FULL).items():
         if getattr(args, name) is None:
@@ -67,7 +73,6 @@ def _run(args: argparse.Namespace) -> int:
     from hf_relpos.cli.demo import run_demo
 
     run_demo(args)
-    return 0
 
 
 def _positive(text: str) -> int:

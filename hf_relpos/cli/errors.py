@@ -1,17 +1,49 @@
-"""What a command tells the user instead of a traceback."""
+"""What a program tells the user instead of a traceback, and the status it ends with."""
 
 from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
 
 from hf_relpos.errors import RelPosError
 from hf_relpos.installing import install_command
 
+INTERRUPTED = 130  # what shells report of a program that Ctrl-C has ended
 
-class CommandError(RelPosError):
-    """The command cannot do what it was asked to: says what was given, what is allowed, and what to do."""
+
+class CommandError(RelPosError, ValueError):
+    """The program cannot do what it was asked to: says what was given, what is allowed, and what to do."""
 
 
 class CheckFailed(RelPosError):
     """The command ran, and what it promised does not hold."""
+
+
+def exit_status(program: str, run: Callable[[], Any]) -> int:
+    """Run a program's function; what it raises on purpose, and Ctrl-C, become a line and an exit status.
+
+    Args:
+        program: What the line begins with.
+        run: The function.
+
+    Returns:
+        0, 1 if a check failed, 2 if the program could not do what it was asked to, 130 if it was interrupted.
+    """
+    try:
+        run()
+        return 0
+    except CheckFailed as error:
+        status, said = 1, f"CHECK FAILED: {error}"
+    except RelPosError as error:
+        status, said = 2, f"error: {error}"
+    except KeyboardInterrupt:
+        status, said = INTERRUPTED, "interrupted. What was finished is kept."
+    # Progress bars write a last time when they go, with the frames that the error held: before the line, not after it.
+    gc.collect()
+    print(f"\n{program}: {said}", file=sys.stderr)
+    return status
 
 
 def extra_missing(package: str, purpose: str) -> CommandError:

@@ -1,0 +1,99 @@
+"""The model that the demo fine-tunes: a pretrained one with a new head, and its tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+
+from hf_relpos import is_patched
+from hf_relpos.cli.errors import CommandError
+from hf_relpos.cli.loading import loading
+
+
+def load_tokenizer(source: str, max_length: int, bounded: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer, able to pad.
+
+    Args:
+        source: A folder, or an id on the Hub.
+        max_length: The tokens after which texts will be cut off.
+        bounded: Whether the model keeps the positions that bound what it can read.
+
+    Raises:
+        CommandError: If it cannot be loaded or cannot pad, or if texts of that length do not fit.
+    """
+    with _loading(source):
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=_is_local(source))
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise CommandError(f"The tokenizer of {source} has neither a padding nor an end token, so it cannot pad.")
+        tokenizer.pad_token = tokenizer.eos_token
+    special = tokenizer.num_special_tokens_to_add()
+    if max_length <= special:
+        raise CommandError(
+            f"--max-length is {max_length}, but {source} adds {special} tokens to every text. Give --max-length "
+            f"{special + 1} or more."
+        )
+    if bounded and max_length > tokenizer.model_max_length:
+        raise CommandError(
+            f"--max-length is {max_length}, but {source} was trained with at most "
+            f"{tokenizer.model_max_length} tokens. Give --max-length {tokenizer.model_max_length} or less, "
+            "or --native drop."
+        )
+    return tokenizer
+
+
+def load_classifier(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[str], seed: int) -> PreTrainedModel:
+    """The classifier with a new head, the same one for the same seed.
+
+    Raises:
+        CommandError: If it cannot be loaded, or is patched already.
+    """
+    set_seed(seed)
+    with _loading(source):
+        model = AutoModelForSequenceClassification.from_pretrained(
+            source,
+            local_files_only=_is_local(source),
+            id2label=dict(enumerate(labels)),
+            label2id={label: number for number, label in enumerate(labels)},
+            pad_token_id=tokenizer.pad_token_id,
+            dtype=torch.float32,
+        )
+    if is_patched(model):
+        raise CommandError(
+            f"The model {source!r} has relative positions already, but the demo compares a model without them with its "
+            "patched self. Give --model a model that is not patched."
+        )
+    return model
+
+
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Load from a folder or the Hub: a failure becomes an error; the report on the new head is dropped."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_only_errors)
+    try:
+        with loading("--model", source):
+            yield
+    finally:
+        logger.removeFilter(_only_errors)
+
+
+def _only_errors(record: logging.LogRecord) -> bool:
+    """A filter, since a logger's level also decides what Transformers does."""
+    return record.levelno >= logging.ERROR
+
+
+def _is_local(source: str) -> bool:
+    """Whether a model is a folder here, so that nothing needs to be asked of the Hub."""
+    return Path(source).is_dir()

@@ -1,0 +1,48 @@
+"""The folder that the demo writes into: a new one, an empty one, or one that it made itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from hf_relpos.cli.errors import CommandError
+
+MARKER = ".made-by-hf-relpos-demo"
+
+
+def check_output(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot be written, or that holds what somebody else has put there. Writes nothing.
+
+    Args:
+        option: The option that names the folder.
+        folder: The folder, which need not exist.
+
+    Raises:
+        CommandError: If it is one of these.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise CommandError(f"{option} {folder}: {there} is a file. Give a folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise CommandError(
+            f"{option} {folder}: nothing can be written into {there}. Give a folder where you may write."
+        )
+    if there == folder and any(folder.iterdir()) and not (folder / MARKER).exists():
+        raise CommandError(
+            f"{option} {folder} is there already, with files in it, and the demo did not make it (it has no file "
+            f"{MARKER}). Give the name of a new folder, or move this one away."
+        )
+
+
+def open_output(folder: Path, products: Iterable[str]) -> None:
+    """Make a folder that was checked, mark it as the demo's, and take out the files of an earlier run.
+
+    Args:
+        folder: The folder.
+        products: The files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).write_text("`hf-relpos demo` made this folder, and writes over what it left here.\n", "utf-8")
+    for name in products:
+        (folder / name).unlink(missing_ok=True)
