@@ -1,8 +1,8 @@
-"""What goes into the schemes when a layer runs, and what comes out of them, as two records."""
+"""What goes into the schemes when a layer runs, and what comes out of them: two records, quickly made."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -10,8 +10,7 @@ from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionCall:
+class AttentionCall(NamedTuple):
     """One call of an attention layer, as the model makes it.
 
     Attributes:
@@ -28,8 +27,7 @@ class AttentionCall:
     mask: AttentionMask
 
 
-@dataclass(frozen=True, eq=False)
-class Contribution:
+class Contribution(NamedTuple):
     """What one scheme, or all those of a layer, make of a call.
 
     Attributes:

@@ -46,14 +46,16 @@ class RelPosLayer(nn.Module):
             call: the queries, keys, values and mask.
             native_bias: ``[heads, 2k + 1]``, the bias the model was pretrained with, or None.
         """
-        terms, query, key, branch = RelativeTerms(), call.query, call.key, None
+        terms, query, key, branch = None, call.query, call.key, None
         for scheme in self.schemes:
             part: Contribution = scheme(call)
-            terms = terms + part.terms
+            terms = part.terms if terms is None else terms + part.terms
             if part.query is not call.query:  # the one that rotates, see RelPosConfig
                 query, key = part.query, part.key
             if part.branch is not None:
                 branch = part.branch if branch is None else branch + part.branch
+        if terms is None:
+            terms = RelativeTerms()
         if self.gate is not None:
             terms = self.gate(terms, call.query)
         if native_bias is not None:

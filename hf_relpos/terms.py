@@ -114,18 +114,23 @@ def widen(table: Tensor, to: int, dim: int = 1) -> Tensor:
         to: the new horizon.
         dim: where the offsets are.
     """
+    rows = table.shape[dim]
     extra = to - horizon(table, dim)
+    if type(extra) is not int:  # a record for other lengths, where it may be any number
+        return table.index_select(dim, (torch.arange(2 * to + 1, device=table.device) - extra).clamp(0, rows - 1))
     if extra == 0:
         return table
     shape = list(table.shape)
     shape[dim] = extra
-    first, last = table.narrow(dim, 0, 1), table.narrow(dim, table.shape[dim] - 1, 1)
+    first, last = table.narrow(dim, 0, 1), table.narrow(dim, rows - 1, 1)
     return torch.cat([first.expand(shape), table, last.expand(shape)], dim=dim)
 
 
 def add_tables(first: Tensor | None, second: Tensor | None, dim: int = 1) -> Tensor | None:
-    """The sum of two tables over offsets, at the larger of their horizons; None stands for no table."""
+    """The sum of two tables over offsets, at the larger of their horizons or beyond; None stands for no table."""
     if first is None or second is None:
         return second if first is None else first
-    k = max(horizon(first, dim), horizon(second, dim))
+    near, far = horizon(first, dim), horizon(second, dim)
+    # Where a length is recorded, to be another one later, which of the two is larger may change: both go into the sum.
+    k = max(near, far) if type(near) is type(far) is int else near + far
     return widen(first, k, dim) + widen(second, k, dim)

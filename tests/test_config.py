@@ -36,7 +36,7 @@ def test_json_brings_back_the_same_config(config: RelPosConfig):
 @pytest.mark.parametrize("name", SCHEMES)
 def test_json_holds_every_choice(name: str):
     written = RelPosConfig(name).to_dict()
-    assert set(written) == {field.name for field in dataclasses.fields(RelPosConfig)} | {"version"}
+    assert set(written) == {field.name for field in dataclasses.fields(RelPosConfig)} | {"format", "version"}
     (entry,) = written["schemes"]
     assert entry["type"] == name
     assert set(entry) == {field.name for field in dataclasses.fields(SCHEMES[name])} | {"type"}

@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from transformers.integrations.executorch import register_dynamic_cache_export_support
 
+from hf_relpos import ALiBi, RelPosConfig, Shaw, T5Bias, patch_model
 from hf_relpos.engines import ENGINE_NAMES
 
 # Below and above the length recorded, and beyond where a choice by length would have chosen otherwise.
@@ -275,3 +276,23 @@ def test_compiled_inference_has_the_same_logits_with_the_compiler_that_users_get
     for length in (9, 12, 17):
         tiny.logits(traced, tiny.inputs("bert", length))
     assert counter.frame_count == 1
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "schemes",
+    [
+        "relative_key_query",
+        "dynamic_convolution",
+        ["rotary", ALiBi(learned=True)],
+        [ALiBi(), T5Bias(8, 6), Shaw(3)],  # one table without end, and others
+    ],
+    ids=str,
+)
+def test_schemes_that_go_by_the_length_are_right_at_others_too(family, schemes):
+    stock = tiny.build(family, **ONE_LAYER[family])
+    model = tiny.fill(patch_model(stock, RelPosConfig(schemes, native="drop")))
+    assert_right_at_other_lengths(exported(model, family).module(), model, family)
+    traced = torch.jit.trace(Logits(model), arguments(family, RECORDED), check_trace=False)
+    assert_right_at_other_lengths(traced, model, family)

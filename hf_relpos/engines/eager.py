@@ -123,15 +123,19 @@ def relative_scores(
     if terms.key is not None:
         # Seen from the keys, the offset changes its sign and the roles change places.
         columns = key @ terms.key.flip(1).transpose(-1, -2) * scale
-        # Some keys at a time: laid out over offsets, all of them at once would be keys x keys numbers.
-        queries, size = query.shape[2], max(query.shape[2], LEAST_KEYS)
-        parts = [
-            spread(columns[..., start : start + size, :], queries, start - first)
-            for start in range(0, key.shape[2], size)
-        ]
-        by_key = _gated(torch.cat(parts, dim=-2).transpose(-1, -2), gate)
+        by_key = _gated(_spread_keys(columns, query.shape[2], first).transpose(-1, -2), gate)
         total = by_key if total is None else total + by_key
     return total
+
+
+def _spread_keys(columns: Tensor, queries: int, first: int | Tensor) -> Tensor:
+    """Each key's number ``[..., keys, 2k + 1]`` for the offset of each query, ``[..., keys, queries]``."""
+    if isinstance(first, Tensor):  # then they are indexed, and a record for other lengths has no loop
+        return spread(columns, queries, -first)
+    # Some keys at a time: laid out over offsets, all of them at once would be keys x keys numbers.
+    keys, size = columns.shape[-2], max(queries, LEAST_KEYS)
+    parts = [spread(columns[..., at : at + size, :], queries, at - first) for at in range(0, keys, size)]
+    return torch.cat(parts, dim=-2)
 
 
 def score_rows(query: Tensor, terms: RelativeTerms, gate: Tensor | None) -> Tensor | None:

@@ -39,7 +39,7 @@ def attend(
         dropout_p=dropout,
         is_causal=causal,
         scale=scale,
-        enable_gqa=key.shape[1] != query.shape[1],
+        enable_gqa=bool(key.shape[1] != query.shape[1]),
     )
     return output, None
 
