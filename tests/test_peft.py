@@ -643,3 +643,47 @@ class TestChecker:
         hf_relpos.checkpoints.adapters.check_adapter(Two(), [*names, first, second])
         with pytest.raises(PatchStateError, match="Two is patched with"):
             hf_relpos.checkpoints.adapters.check_adapter(Two(), [*names, first])
+
+
+# Several adapters in one batch: case 31
+
+
+def two_adapters(family, native, **arguments):
+    model = adapted(family, "sum", native, **arguments)
+    model.add_adapter("second", model.peft_config["default"])
+    return model.eval()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("native", ["gate", "drop"])
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_mixed_batches_are_refused_and_leave_the_model_usable(family, native):
+    model, batch = two_adapters(family, native), inputs(family)
+    fill(model, 5)
+    expected = logits(model, batch)
+    hooks = [len(module._forward_pre_hooks) for module in model.modules()]
+    for _ in range(2):
+        with pytest.raises(PatchStateError, match=r"mixes adapters .*at '.*relpos.*Call set_adapter"):
+            logits(model, batch, adapter_names=["default", "second", "default"])
+        assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
+        assert torch.equal(logits(model, batch), expected)
+    model.set_adapter("second")  # as the error says
+    assert tiny.differ(logits(model, batch), expected) > 1e-3
+    if family == "gpt2":
+        with pytest.raises(PatchStateError, match="mixes adapters"):
+            model.generate(batch["input_ids"], adapter_names=["default", "second", "default"])
+
+
+def test_adapters_that_share_the_tables_of_their_base_may_be_mixed():
+    base = patched("bert", "sum")
+    model = get_peft_model(base, LoraConfig(init_lora_weights=False))
+    model.add_adapter("second", LoraConfig(init_lora_weights=False))
+    model.eval()
+    batch = inputs("bert", padding=False)
+    rows = {}
+    for name in ("default", "second"):
+        model.set_adapter(name)
+        rows[name] = logits(model, batch)
+    mixed = logits(model, batch, adapter_names=["default", "second", "default"])
+    for row, name in enumerate(["default", "second", "default"]):
+        tiny.assert_close(mixed[row], rows[name][row])

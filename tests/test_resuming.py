@@ -143,3 +143,10 @@ def test_names_that_wrappers_change_are_recognised():
     check_state(model, keys, "model.")
     with pytest.raises(PatchStateError, match=r"they have 'bert\.relpos\.gate\.weight', for which RelPosConfig\("):
         check_state(model, ["model.bert.relpos.gate.weight"], "model.")
+
+
+def test_names_that_the_first_fsdp_hides_are_let_through():
+    """It shows one parameter for many, by a name of its own, until it has loaded."""
+    model = patched("bert", "shaw")
+    model.bert._flat_param = torch.nn.Parameter(torch.zeros(3))
+    check_state(model, ["bert.relpos.gate.weight"])

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ import hf_relpos
 from hf_relpos import PatchStateError, patch_model, unpatch_model
 from hf_relpos.checkpoints import bundle, standalone
 from hf_relpos.checkpoints.standalone import auto_map, push_to_hub_standalone, save_standalone
+from hf_relpos.families import FAMILIES
 from hf_relpos.installing import HOW_TO_INSTALL, WITHOUT_INSTALLING
+from hf_relpos.schemes import SCHEMES
 
 SCRIPT = Path(__file__).parent / "without_package.py"
 TRUST = {"trust_remote_code": True}
@@ -69,7 +72,7 @@ def expectations(model: Any, family: str, path: Path) -> Path:
 
 
 CASES = {
-    family: (list(tiny.SCHEMES)[index], tiny.NATIVE[index % 3], tiny.GATES[(index + 1) % 3])
+    family: (list(tiny.SCHEMES)[index % len(tiny.SCHEMES)], tiny.NATIVE[index % 3], tiny.GATES[(index + 1) % 3])
     for index, family in enumerate(tiny.FAMILIES, start=2)
 }
 
@@ -208,6 +211,30 @@ def test_a_model_that_is_not_patched_is_refused(tmp_path):
         with pytest.raises(PatchStateError, match="BertForMaskedLM is not patched"):
             save(build("bert"), where)
     assert not (tmp_path / "new").exists()
+
+
+def assert_refused(model, words, folder):
+    for save, where in ((save_standalone, folder / "new"), (push_to_hub_standalone, "me/new")):
+        with pytest.raises(PatchStateError, match=words):
+            save(model, where)
+    assert not (folder / "new").exists()
+
+
+def test_a_scheme_that_another_package_has_registered_cannot_be_carried(tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Theirs(hf_relpos.Shaw):
+        name = "theirs"
+
+    monkeypatch.setitem(SCHEMES, "theirs", Theirs)
+    model = patch_model(build("bert"), Theirs(2))
+    assert_refused(model, rf"the scheme 'theirs' \(of {__name__}\) was registered by another package", tmp_path)
+
+
+def test_a_family_that_another_package_has_registered_cannot_be_carried(tmp_path, monkeypatch):
+    model = patch_model(build("bert"), "shaw")
+    theirs = replace(FAMILIES["bert"], adapters_like="bert")  # an object that no module of ours has
+    monkeypatch.setattr(type(model), "relpos_family", theirs)
+    assert_refused(model, "the family 'bert' was registered by another package", tmp_path)
 
 
 # The files

@@ -108,6 +108,14 @@ def unpatched(model):
     return unpatch_model(copy.deepcopy(model))
 
 
+def test_copies_of_data_parallelism_may_not_share_the_tables_of_the_first():
+    model = patched("bert", share_layers=True)
+    for _, attention in tiny.self_attentions(model):
+        attention._is_replica = True  # as torch.nn.DataParallel marks them
+    with pytest.raises(RuntimeError, match="DataParallel cannot run a model patched with share_layers=True"):
+        tiny.logits(model, tiny.inputs("bert"))
+
+
 # Whether a model still is what its config says: case 25
 
 

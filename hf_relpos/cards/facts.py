@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hf_relpos.compat.transformers import unmark_initialized
 from hf_relpos.modeling import state
 from hf_relpos.modeling.stacks import stacks_of
 from hf_relpos.names import TYPE_PREFIX
@@ -80,25 +81,19 @@ def was_trained(model: PreTrainedModel) -> bool | None:
     Parameters that start at random values, or are not in memory here (offloaded, sharded), tell nothing.
     """
     answer = None
-    for module in model.modules():
-        if not hasattr(module, "reset_relpos_parameters"):
-            continue
+    owners = dict.fromkeys(owner for _, owner, _ in state.added_parameters(model))
+    for module in (owner for owner in owners if hasattr(owner, "reset_relpos_parameters")):
         own = dict(module.named_parameters(recurse=False))
         if not all(_is_here(parameter) for parameter in own.values()):
             return None
         first, second = _two_starts(module)
         for name, parameter in own.items():
-            if not torch.equal(first[name], second[name]) or _is_native(module, name):
+            if not torch.equal(first[name], second[name]):
                 continue
             if not torch.equal(first[name], parameter.detach().cpu()):
                 return True
             answer = False
     return answer
-
-
-def _is_native(module: nn.Module, name: str) -> bool:
-    """Whether a parameter was there before the patch: the weight of a native table."""
-    return isinstance(module, nn.Embedding) and name == "weight"
 
 
 def _is_here(parameter: nn.Parameter) -> bool:
@@ -112,8 +107,7 @@ def _two_starts(module: nn.Module) -> list[dict[str, Tensor]]:
     with torch.random.fork_rng(devices=[]):
         for _ in range(2):
             twin: Any = copy.deepcopy(module).cpu()
-            for parameter in twin.parameters():
-                parameter.__dict__.pop("_is_hf_initialized", None)  # such a one would be left alone
+            unmark_initialized(twin)
             twin.reset_relpos_parameters()
             starts.append({name: parameter.detach() for name, parameter in twin.named_parameters(recurse=False)})
     return starts

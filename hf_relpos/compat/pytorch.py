@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+# What wrappers put into the names of modules and parameters, and take out again when they save.
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def is_transformed() -> bool:
@@ -19,3 +24,26 @@ def is_batched(tensor: Tensor) -> bool:
 def version(tensor: Tensor) -> int | None:
     """How often a tensor was changed in place; None for one of inference mode, which does not count."""
     return None if tensor.is_inference() else tensor._version
+
+
+def without_wrappers(name: str) -> str:
+    """The name of a module or parameter as it is without FSDP, activation checkpointing and ``torch.compile``."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def are_flattened(names: Iterable[str]) -> bool:
+    """Whether these names of parameters are those of the first FSDP, which hides the model's until it loads."""
+    return any("_flat_param" in name for name in names)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` has changed a module in place, or wraps it."""
+    wrapped = type(module).__module__.startswith("torch._dynamo.")
+    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether a module is a copy that ``DataParallel`` has made for one pass."""
+    return getattr(module, "_is_replica", False)

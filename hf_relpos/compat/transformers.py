@@ -26,6 +26,12 @@ def mark_initialized(module: nn.Module) -> None:
             parameter._is_hf_initialized = True  # type: ignore[attr-defined]
 
 
+def unmark_initialized(module: nn.Module) -> None:
+    """Take that mark off a module's parameters, so that it can be asked for start values."""
+    for parameter in module.parameters():
+        vars(parameter).pop("_is_hf_initialized", None)
+
+
 def weights_wanted() -> bool:
     """Whether the running forward pass records attention weights.
 

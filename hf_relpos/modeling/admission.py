@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_relpos.compat.accelerate import adds_only_precision
+from hf_relpos.compat.pytorch import is_compiled
 from hf_relpos.errors import PatchStateError, UnsupportedModelError
 from hf_relpos.families import Family, family_of, supported_names
 from hf_relpos.modeling.finding import expression, is_model_class, outermost
@@ -89,7 +90,7 @@ def _wrapper(model: Any) -> str | None:
         return "data parallelism"
     if module.startswith("torch.distributed."):
         return type(model).__name__
-    if module.startswith("torch._dynamo.") or getattr(model, "_compiled_call_impl", None) is not None:
+    if is_compiled(model):
         return "torch.compile"
     return None
 

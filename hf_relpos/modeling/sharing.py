@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from hf_relpos.compat.pytorch import is_replica
 from hf_relpos.layer import RelPosLayer
 
 # Where an attention module keeps its `SharedFrom` when all layers of its stack share one `relpos`.
@@ -52,7 +53,7 @@ def relpos_of(attention: nn.Module) -> RelPosLayer | None:
     """The relative positions an attention module uses, its own or its stack's; None if it has none."""
     own = attention._modules.get("relpos")
     if own is None and SHARED_FROM in attention.__dict__:
-        if getattr(attention, "_is_replica", False):
+        if is_replica(attention):
             raise RuntimeError(
                 "torch.nn.DataParallel cannot run a model patched with share_layers=True: its copies of the layers"
                 " would all use the first device's tables. Use DistributedDataParallel (torchrun, accelerate launch),"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_relpos.compat.pytorch import are_flattened, without_wrappers
 from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import PatchStateError, RelPosError
 from hf_relpos.families import Family
@@ -19,9 +20,6 @@ from hf_relpos.modeling.sharing import SHARED_FROM, relpos_of
 from hf_relpos.modeling.stacks import stacks_of
 from hf_relpos.names import LAYER, NATIVE_GATE, TYPE_PREFIX
 from hf_relpos.schemes import AttentionGeometry
-
-# What wrappers put into the names of parameters, and take out again when they save.
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def is_patched(model: nn.Module) -> bool:
@@ -186,11 +184,11 @@ def strange_keys(model: nn.Module, keys: Iterable[str]) -> list[str]:
     A key is none if the model has not even the module that the parameter was added to: a layer, where the model was cut
     down to its first ones, or a decoder. It is left out with all the rest of that, as Transformers does.
     """
-    own = {_clean(name) for name, _ in model.named_parameters(remove_duplicate=False)}
-    if any("_flat_param" in name for name in own):
-        return []  # the first FSDP, which hides the names until it loads
-    paths = {_clean(path) for path, _ in model.named_modules()}
-    return sorted(key for key in map(_clean, keys) if key not in own and place_of(key) in paths)
+    own = {without_wrappers(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    if are_flattened(own):
+        return []
+    paths = {without_wrappers(path) for path, _ in model.named_modules()}
+    return sorted(key for key in map(without_wrappers, keys) if key not in own and place_of(key) in paths)
 
 
 def place_of(key: str) -> str | None:
@@ -231,12 +229,6 @@ def saved_patches(config: Mapping[str, Any], part: str = "") -> dict[str, RelPos
 def in_words(patches: Collection[RelPosConfig]) -> str:
     """Patches, or that there is none, as part of a sentence."""
     return " and ".join(map(str, patches)) or "no relative positions"
-
-
-def _clean(name: str) -> str:
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def added_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
