@@ -137,4 +137,5 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     models = dir(import_module("hf_relpos.models"))
     classes = [name for name in models if name.startswith(CLASS_PREFIX) and name.isidentifier()]
-    return sorted({*globals(), *_LAZY, *classes})
+    configs_made = [configs.config_name_of(family) for family in FAMILIES.values()]
+    return sorted({*globals(), *_LAZY, *classes, *configs_made})

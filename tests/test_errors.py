@@ -30,7 +30,7 @@ from hf_relpos import (
     unpatch_model,
 )
 
-SUPPORTED = ("Bert", "GPT2", "T5", "MT5", "UMT5")
+SUPPORTED = ("Bert", "Roberta", "DistilBert", "GPT2", "Bart", "T5", "MT5", "UMT5")
 
 
 def refused(error, *words, model=None, relpos="shaw", call=None):
@@ -207,15 +207,14 @@ def test_what_is_no_transformers_model_is_refused_by_name(thing):
 @pytest.mark.parametrize(
     ("config", "arguments"),
     [
-        ("RobertaConfig", {**tiny.BERT_LIKE, "max_position_embeddings": 18}),
-        ("DistilBertConfig", {"vocab_size": 50, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}),
+        ("CamembertConfig", {**tiny.BERT_LIKE, "max_position_embeddings": 18}),
         ("ElectraConfig", {**tiny.BERT_LIKE, "embedding_size": 16}),
         ("OPTConfig", {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
                        "ffn_dim": 16, "word_embed_proj_dim": 16}),
         ("LlamaConfig", {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
                          "intermediate_size": 16}),
         ("MPNetConfig", tiny.BERT_LIKE),
-        ("BartConfig", {"vocab_size": 50, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+        ("MBartConfig", {"vocab_size": 50, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
                         "encoder_attention_heads": 2, "decoder_attention_heads": 2}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

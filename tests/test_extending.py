@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -252,3 +254,107 @@ def test_a_scheme_is_told_its_layer():
     shared = RelPosConfig(PlacedConfig(), share_layers=True)
     assert places(patch_model(tiny.build("bert"), shared)) == [(0, 2)]
     assert places(patch_model(tiny.build("bert"), RelPosConfig(PlacedConfig(), layers=[1]))) == [(1, 2)]
+
+
+# The family
+
+
+@pytest.mark.core
+def test_the_family_is_short_and_needs_only_what_is_public():
+    code = code_of("A family")
+    assert len(code.splitlines()) < 20
+    assert "register_family" in hf_relpos.__all__
+    for module, names in re.findall(r"^from (hf_relpos\S*) import (.*)$", code, re.MULTILINE):
+        for name in names.split(", "):
+            assert name in sys.modules[module].__all__
+    assert "._" not in code
+
+
+def in_fresh_process(code: str, *arguments: str) -> str:
+    """What a process prints that finds the document's family beside it."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300, check=False,
+        cwd=arguments[0], env={**os.environ, "PYTHONPATH": f"{Path(hf_relpos.__file__).parents[1]}:{arguments[0]}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("native", ["keep", "gate", "drop"])
+def test_a_model_of_the_family_is_patched_trained_saved_loaded_and_unpatched(native, tmp_path):
+    (tmp_path / "my_opt.py").write_text(code_of("A family"), encoding="utf-8")
+    in_fresh_process(
+        textwrap.dedent("""
+            import sys
+            import torch, transformers
+            import my_opt
+            from hf_relpos import RelPosConfig, Shaw, patch_model, patch_report, unpatch_model
+
+            folder, native = sys.argv[1:]
+            torch.manual_seed(0)
+            config = transformers.OPTConfig(
+                vocab_size=50, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, dropout=0.0,
+                word_embed_proj_dim=16, max_position_embeddings=16, pad_token_id=1, bos_token_id=2, eos_token_id=None,
+            )
+            model = transformers.OPTForCausalLM(config).eval()
+            ids = torch.arange(3, 14)[None]
+            before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            with torch.no_grad():
+                stock = model(ids).logits
+            patch_model(model, RelPosConfig(Shaw(max_distance=3), native=native))
+            with torch.no_grad():
+                if native != "drop":
+                    torch.testing.assert_close(model(ids).logits, stock, atol=1e-6, rtol=1e-6)
+                else:
+                    assert (model(ids).logits - stock).abs().max() > 1e-3
+            report = patch_report(model)
+            assert report.num_layers == 2 and report.trained_length == 16, report
+
+            added = {name: parameter for name, parameter in model.named_parameters() if "relpos" in name}
+            start = {name: parameter.detach().clone() for name, parameter in added.items()}
+            optimizer = torch.optim.SGD(added.values(), 5.0)
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
+            assert all(not torch.equal(start[name], parameter) for name, parameter in added.items())
+
+            long = torch.arange(3, 23)[None]
+            try:
+                model(long)
+                assert native == "drop"
+            except ValueError as error:
+                assert native != "drop" and "beyond the 16 positions" in str(error), error
+            with torch.no_grad():
+                trained = model(ids).logits
+            model.save_pretrained(folder + "/saved")
+            torch.save((ids, trained), folder + "/expected.pt")
+            unpatch_model(model)
+            assert type(model) is transformers.OPTForCausalLM
+            state = model.state_dict()
+            assert list(state) == list(before) and all(torch.equal(state[name], before[name]) for name in before)
+            with torch.no_grad():
+                assert torch.equal(model(ids).logits, stock)
+        """),
+        str(tmp_path), native,
+    )  # fmt: skip
+    load = textwrap.dedent("""
+        import sys
+        import torch, transformers
+        import my_opt
+
+        ids, trained = torch.load(sys.argv[1] + "/expected.pt")
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            sys.argv[1] + "/saved", output_loading_info=True)
+        assert not any(loading.values()), loading
+        with torch.no_grad():
+            assert torch.equal(model(ids).logits, trained)
+        made = model.generate(ids, max_new_tokens=3, do_sample=False)
+        with torch.no_grad():
+            assert torch.equal(model(made).logits[:, 10:-1].argmax(-1), made[:, 11:])
+        print(type(model).__name__, [name for name in sys.modules if ".modeling_bert" in name])
+    """)
+    assert in_fresh_process(load, str(tmp_path)).split("\n")[-2] == "RelPosOPTForCausalLM []"
+    with pytest.raises(AssertionError, match="trust_remote_code"):
+        in_fresh_process(load.replace("import my_opt", "import hf_relpos"), str(tmp_path))

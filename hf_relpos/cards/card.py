@@ -19,21 +19,20 @@ if TYPE_CHECKING:
 
 TAGS = ["hf_relpos", "relative-position"]
 
-# How the name of a task head ends -> (Auto class that loads it, the Hub's pipeline tag if there is one).
-_HEADS: dict[str, tuple[str, str | None]] = {
-    "ForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),
-    "ForTokenClassification": ("AutoModelForTokenClassification", "token-classification"),
-    "ForQuestionAnswering": ("AutoModelForQuestionAnswering", "question-answering"),
-    "ForMultipleChoice": ("AutoModelForMultipleChoice", "multiple-choice"),
-    "ForNextSentencePrediction": ("AutoModelForNextSentencePrediction", None),
-    "ForPreTraining": ("AutoModelForPreTraining", None),
-    "ForMaskedLM": ("AutoModelForMaskedLM", "fill-mask"),
+# Which Auto class loads a model, of those that know its class the first -> the Hub's pipeline tag if there is one.
+_HEADS: dict[str, str | None] = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForMultipleChoice": "multiple-choice",
+    "AutoModelForNextSentencePrediction": None,
     # The Hub no longer has a tag for text to text in general, and the task in particular is not known.
-    "ForConditionalGeneration": ("AutoModelForSeq2SeqLM", None),
-    "LMHeadModel": ("AutoModelForCausalLM", "text-generation"),
-    "ForCausalLM": ("AutoModelForCausalLM", "text-generation"),
-    "T5EncoderModel": ("AutoModelForTextEncoding", "feature-extraction"),
-    "Model": ("AutoModel", "feature-extraction"),
+    "AutoModelForSeq2SeqLM": None,
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForPreTraining": None,
+    "AutoModel": "feature-extraction",
+    "AutoModelForTextEncoding": "feature-extraction",
 }
 
 # What a measured number is called: key in `metrics` -> (name for readers, the Hub's id, its arguments).
@@ -247,11 +246,13 @@ def is_hub_id(name: str) -> bool:
 
 
 def _head_of(model: PreTrainedModel) -> tuple[str, str | None]:
-    name = type(model).__name__
-    for ending, head in _HEADS.items():
-        if name.endswith(ending):
-            return head
-    return "AutoModel", None
+    """The Auto class that loads a model, and its pipeline tag."""
+    from hf_relpos.compat import transformers as compat
+
+    known = {auto.__name__: mapping.get(type(model.config), ()) for auto, mapping in compat.auto_classes()}
+    found = (name for name in _HEADS if name in known and isinstance(model, known[name]))
+    auto_class = next(found, None)
+    return ("AutoModel", None) if auto_class is None else (auto_class, _HEADS[auto_class])
 
 
 def _metadata(

@@ -44,11 +44,11 @@ def add(family: Family) -> Family:
     for known in FAMILIES.values():
         if _spec(known) == _spec(family):
             return known
-        for what in ("package", "modeling_name", "config_name"):
-            if getattr(known, what) == getattr(family, what):
+        for attribute, what in (("package", "name"), ("modeling_name", "modeling module"), ("config_name", "config")):
+            if getattr(known, attribute) == getattr(family, attribute):
                 raise FamilyError(
                     f"The family {family.package!r} cannot be registered: the family {known.package!r} is there "
-                    f"already, with another spec and the same {what}, {getattr(known, what)!r}."
+                    f"already, with another spec and the same {what}, {getattr(known, attribute)!r}."
                 )
     family.check()
     FAMILIES[family.package] = family
@@ -70,6 +70,7 @@ def _named(value: Any) -> Any:
 
 
 __all__ = [
+    "BUILT_IN",
     "FAMILIES",
     "AbsoluteEmbedding",
     "Family",

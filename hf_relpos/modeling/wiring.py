@@ -135,6 +135,11 @@ def _check_rotation(model: PreTrainedModel, family: Family, config: RelPosConfig
                 f"{scheme.name!r} would {'rotate' if 'rotation' in clash else 'multiply'} what is rotated already. "
                 "Take a scheme that is a bias, or one on the values."
             )
+    if config.gate == "token":
+        raise RelPosConfigError(
+            f"RelPosConfig: {type(model).__name__} rotates its queries by their positions, and `gate` is 'token', "
+            "which would be computed from the rotated query. Take 'head' or 'none'."
+        )
 
 
 def _build_layers(
