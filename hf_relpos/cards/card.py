@@ -249,7 +249,7 @@ def _head_of(model: PreTrainedModel) -> tuple[str, str | None]:
     """The Auto class that loads a model, and its pipeline tag."""
     from hf_relpos.compat import transformers as compat
 
-    known = {auto.__name__: mapping.get(type(model.config), ()) for auto, mapping in compat.auto_classes()}
+    known = {auto.__name__: mapping.get(type(model).config_class, ()) for auto, mapping in compat.auto_classes()}
     found = (name for name in _HEADS if name in known and isinstance(model, known[name]))
     auto_class = next(found, None)
     return ("AutoModel", None) if auto_class is None else (auto_class, _HEADS[auto_class])
