@@ -9,10 +9,11 @@ import pytest
 import reference
 import tiny
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import cache_utils
 
-from hf_relpos import ALiBi, RelPosConfig, patch_model
+from hf_relpos import ALiBi, RelPosConfig, patch_model, peft_modules_to_save, relpos_param_groups
 from hf_relpos.masks import AttentionMask
 from hf_relpos.nn import RelativePositionBias
 from hf_relpos.schemes import AttentionGeometry
@@ -160,3 +161,13 @@ def test_as_a_bias_on_its_own_it_has_no_end_and_the_dtype_asked_for(dtype: torch
     bias = RelativePositionBias(2, scheme="alibi", dtype=dtype)(1, 300, 299)
     assert bias.dtype == dtype
     torch.testing.assert_close(bias[0, 0], torch.arange(-299, 1).to(torch.float32).div(16).to(dtype))
+
+
+@pytest.mark.core
+def test_a_patch_with_nothing_to_learn_has_parameter_groups_and_adapters_all_the_same():
+    model = patch_model(tiny.build("bert"), RelPosConfig("alibi", native="keep", gate="none"))
+    assert not tiny.added(model)
+    groups = relpos_param_groups(model, lr=0.1)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    adapted = get_peft_model(model, LoraConfig(target_modules=["query"], modules_to_save=peft_modules_to_save(model)))
+    assert all("lora" in name for name, parameter in adapted.named_parameters() if parameter.requires_grad)

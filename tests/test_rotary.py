@@ -11,9 +11,10 @@ import tiny
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, cache_utils
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from hf_relpos import ALiBi, RelPosConfig, RelPosConfigError, Rotary, T5Bias, patch_model
+from hf_relpos.families import FAMILIES, Family, RotaryPositions
 from hf_relpos.masks import AttentionMask
 from hf_relpos.nn import RelativeMultiheadAttention, RelativePositionBias
 from hf_relpos.schemes import AttentionCall, AttentionGeometry
@@ -200,3 +201,18 @@ def test_what_cannot_be_combined_with_a_rotation_says_so():
         with pytest.raises(RelPosConfigError, match=rf"'rotary' rotates.*{other!r} multiplies"):
             RelPosConfig(["rotary", other])
     assert RelPosConfig([Rotary(), ALiBi(), T5Bias()], native="drop").gate == "head"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("scheme", ["rotary", "shaw", "relative_key_query"])
+def test_a_family_that_rotates_by_itself_takes_no_second_rotation_and_no_vectors(scheme: str, monkeypatch: Any):
+    llama = Family(
+        "llama", "LlamaConfig", "LlamaAttention", "config.num_attention_heads", "head_dim", "is_causal",
+        natives=(RotaryPositions(),),
+    )  # fmt: skip
+    monkeypatch.setitem(FAMILIES, "llama", llama)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaModel(LlamaConfig(**sizes, intermediate_size=32))
+    with pytest.raises(RelPosConfigError, match=rf"LlamaModel rotates.*{scheme!r} would (rotate|multiply)"):
+        patch_model(model, RelPosConfig(scheme, native="keep"))
+    assert type(model) is LlamaModel
