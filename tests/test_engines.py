@@ -22,7 +22,9 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_relpos.engines import ENGINE_NAMES, ENGINES, attend, choose
 from hf_relpos.engines import engine as records
+from hf_relpos.gates import GATES
 from hf_relpos.masks import AttentionMask
+from hf_relpos.schemes import AttentionGeometry
 from hf_relpos.schemes.t5 import bucket_of
 from hf_relpos.terms import RelativeTerms
 
@@ -199,6 +201,8 @@ TERM_SETS: dict[str, dict[str, Any]] = {
     "gated and shared": {"terms": ("bias", "query", "key", "value", "gate"), "shared": True},
     "different horizons": {"k": {"bias": 4, "query": 2, "key": 1, "value": 5, "native_bias": 3}},
     "horizon beyond the length": {"k": 12},
+    "no horizon": {"k": 8},  # as wide as the 9 keys: what a scheme without one gives
+    "no horizon beside narrow tables": {"k": {"bias": 8, "query": 2, "key": 1, "value": 3, "native_bias": 2}},
 }
 
 
@@ -644,6 +648,58 @@ def test_auto_runs_the_engine_that_was_measured_fastest(case: dict[str, Any], sh
     assert chosen("auto", 64, *names, **case) == short
     assert chosen("auto", 512, *names, **case) == middle
     assert chosen("auto", 4096, *names, **case) == long
+
+
+def test_auto_runs_what_suits_a_bias_without_horizon():
+    def wide(length: int, learns: bool, **more: Any) -> str:
+        states = torch.empty(1, 1, 1, 1).expand(1, 1, length, 1)
+        terms = RelativeTerms(bias=torch.zeros(1, 2 * length - 1, requires_grad=learns))
+        return choose("auto", records.Case(states, states, states, terms, AttentionMask(length, length, **more)))
+
+    assert wide(64, learns=True) == "eager"
+    assert wide(4096, learns=False) == "toeplitz"
+    assert wide(4096, learns=True) == "dense"  # near the diagonal is everywhere
+    assert wide(4096, learns=True, causal=True) == "dense"
+    assert wide(4096, learns=True, window=64) == "banded"
+
+
+def test_auto_takes_the_first_in_the_registry_that_pays_off_and_does_not_refuse(monkeypatch: pytest.MonkeyPatch):
+    def engine(name: str, refusal: str | None, pays_off: bool) -> records.Engine:
+        return records.Engine(name, ENGINES["eager"].attend, lambda case: refusal, lambda case: pays_off)
+
+    ours = [engine("refuses", "tests", True), engine("dear", None, False), engine("fits", None, True)]
+    monkeypatch.setattr("hf_relpos.engines.ENGINES", {one.name: one for one in ours} | ENGINES)
+    assert chosen("auto", 4096) == "fits"
+    assert chosen("dear", 4096) == "dear"
+    with pytest.raises(ValueError, match="The engine 'refuses' cannot take tests"):
+        chosen("refuses", 4096)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("gate", ["none", "head", "token"])
+@pytest.mark.parametrize("name", ENGINE_NAMES)
+def test_who_takes_twenty_tokens_takes_one(name: str, gate: str):
+    """The gate of a head comes with the tables for many queries, and as a gate for one."""
+    heads, dim = 2, 4
+    module = None if gate == "none" else GATES[gate](AttentionGeometry(num_heads=heads, head_dim=dim, causal=True))
+    random = torch.Generator().manual_seed(0)
+    for parameter in [] if module is None else module.parameters():
+        torch.nn.init.normal_(parameter, generator=random)
+    taken = {}
+    for tokens in (20, 1):
+        query = torch.randn(1, heads, tokens, dim, generator=random)
+        terms = RelativeTerms(bias=torch.randn(heads, 9, generator=random))
+        terms = terms if module is None else module(terms, query)
+        # Every token is seen with those before it.
+        mask = AttentionMask(tokens, 20, query_offset=20 - tokens, causal=True)
+        key = torch.randn(1, heads, 20, dim, generator=random)
+        with torch.no_grad():
+            case = records.Case(query, key, key, terms, mask)
+            taken[tokens] = name == "auto" or ENGINES[name].refuses(case) is None
+            if taken[tokens]:
+                made = attend(query, key, key, terms, mask, scale=0.5, engine=name)[0]
+                torch.testing.assert_close(made, attend(query, key, key, terms, mask, scale=0.5, engine="eager")[0])
+    assert taken[1] or not taken[20]
 
 
 def test_auto_takes_a_table_for_fixed_where_no_gradient_is_wanted():

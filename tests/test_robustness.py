@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import tiny
@@ -15,6 +16,8 @@ from hf_relpos import PatchStateError, RelPosConfig, Shaw, T5Bias, UnsupportedMo
 from hf_relpos.engines import attend
 from hf_relpos.masks import AttentionMask
 from hf_relpos.nn import RelativeMultiheadAttention
+from hf_relpos.schemes import AttentionGeometry
+from hf_relpos.schemes.t5 import bucket_of
 from hf_relpos.terms import RelativeTerms
 
 FAMILIES = tiny.FAMILIES
@@ -218,6 +221,22 @@ def test_functional_transforms_work_for_long_inputs(engine, length):
     leaf = x.clone().requires_grad_()
     total(leaf).backward()
     torch.testing.assert_close(torch.func.grad(total)(x), leaf.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jacfwd"])
+def test_what_a_scheme_keeps_is_not_of_a_transform_that_has_ended(transform):
+    distance = 77 + len(transform)  # asked for by no one else, so that it is kept, or not, by this test
+    scheme = T5Bias(num_buckets=22, max_distance=distance).build(AttentionGeometry(2, 4, causal=False))
+    like, table = torch.zeros(1), torch.nn.init.normal_(scheme.bucket_table.weight)
+
+    def first_use(factor):
+        return (factor * scheme.tables(distance, like).bias).sum()
+
+    getattr(torch.func, transform)(first_use)(torch.ones(2 if transform == "vmap" else ()))
+    is_wrapper = torch._C._functorch.is_functorch_wrapped_tensor
+    assert not [kept for kept in gc.get_objects() if isinstance(kept, torch.Tensor) and is_wrapper(kept)]
+    buckets = bucket_of(torch.arange(-distance, distance + 1), 22, distance, causal=False)
+    assert torch.equal(scheme.tables(distance, like).bias, table[:, buckets])
 
 
 @pytest.mark.parametrize(("batch", "length"), [(0, 9), (0, 300), (2, 0)])

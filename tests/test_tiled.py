@@ -151,6 +151,8 @@ def test_a_window_equals_the_reference(engine: str, window: int, causal: bool):
     {"queries": 5, "keys": 5, "k": 9},
     {"queries": 4, "keys": 4, "k": 1},
     {"queries": 17, "keys": 17, "k": 1},
+    {"queries": 17, "keys": 17, "k": 16},
+    {"queries": 9, "keys": 30, "k": 29, "offset": 13},
     {"queries": 9, "keys": 30, "offset": 13},
     {"queries": 9, "keys": 30, "offset": 0},
     {"queries": 1, "keys": 30, "offset": 29},
