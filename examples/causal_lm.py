@@ -7,22 +7,13 @@ README.md in this directory has more. All options: --help.
 """
 
 import math
+import sys
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import ClassVar
 
-from common import (
-    DataArguments,
-    ModelArguments,
-    check_at_least,
-    checkpoint_to_resume,
-    load_splits,
-    parse_arguments,
-    report,
-    set_up_logging,
-    text_column,
-    train,
-)
+from arguments import FROM_ONE, FROM_TWO, DataArguments, ModelArguments, parse_arguments
+from common import checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
 from relpos_arguments import (
     RelPosArguments,
     RelPosTrainingArguments,
@@ -35,14 +26,13 @@ from relpos_arguments import (
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     TrainingArguments,
     default_data_collator,
-    set_seed,
 )
 
 from hf_relpos import is_patched, patch_report
+from hf_relpos.cli.errors import CommandError
 
 
 @dataclass
@@ -63,7 +53,7 @@ class LanguageModelDataArguments(DataArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(2, self, "block_size")  # of one token, none is predicted
+        FROM_TWO.check(self, "block_size")  # of one token, none is predicted
 
 
 @dataclass
@@ -74,14 +64,14 @@ class GenerationArguments:
     generate_tokens: int = field(default=50, metadata={"help": "How many tokens to add at most."})
 
     def __post_init__(self):
-        check_at_least(1, self, "generate_tokens")
+        FROM_ONE.check(self, "generate_tokens")
 
 
 def load_model(model_args: ModelArguments) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(model_args.model_name_or_path, **model_args.hub_options)
+    config = model_args.load(AutoConfig.from_pretrained)
     if getattr(config, "is_decoder", True) is False:  # BERT: without this every token would see the next ones
         config.is_decoder = True
-    model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, config=config, **model_args.hub_options)
+    model = model_args.load(AutoModelForCausalLM.from_pretrained, config=config)
     # What the loss is in any case. Trainer does not know it of classes named otherwise (GPT2LMHeadModel), and would
     # divide the loss of the predicted tokens by the number of all tokens, the first of each block included.
     model.loss_type = "ForCausalLM"
@@ -97,17 +87,14 @@ def main() -> dict[str, float]:
         GenerationArguments,
         TrainingArguments,
     )
-    set_up_logging(args)
-    set_seed(args.seed)
+    set_up(args)
     checkpoint = checkpoint_to_resume(args)
     splits = load_splits(data_args, model_args, args)
     if "test" in splits:
-        raise ValueError("--do_predict has no meaning for a language model: leave it out, or use --do_eval.")
+        raise CommandError("--do_predict has no meaning for a language model: leave it out, or use --do_eval.")
 
     # Model
-    tokenizer = AutoTokenizer.from_pretrained(
-        model_args.tokenizer_name or model_args.model_name_or_path, **model_args.hub_options
-    )
+    tokenizer = model_args.load_tokenizer()
     model = load_model(model_args)
     apply_relpos(model, relpos_args)
     block_size = data_args.block_size or min(max_length(model) or 1024, 1024)
@@ -117,7 +104,7 @@ def main() -> dict[str, float]:
         prompt = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False, add_special_tokens=False)
         new_tokens = generation_args.generate_tokens
         if prompt["input_ids"].shape[1] == 0:
-            raise ValueError(f"--generate {generation_args.generate!r} has no tokens: give a word or more.")
+            raise CommandError(f"--generate {generation_args.generate!r} has no tokens: give a word or more.")
         check_length(
             f"--generate with --generate_tokens {new_tokens}",
             prompt["input_ids"].shape[1] + new_tokens,
@@ -129,7 +116,7 @@ def main() -> dict[str, float]:
     # Blocks of tokens
     end = tokenizer.eos_token if data_args.add_eos else ""
     if end is None:
-        raise ValueError("--add_eos, but the tokenizer has no eos_token: leave the option out.")
+        raise CommandError("--add_eos, but the tokenizer has no eos_token: leave the option out.")
 
     def to_blocks(batch: dict) -> dict:
         texts = [text + end for text in batch[column]]
@@ -139,15 +126,18 @@ def main() -> dict[str, float]:
         blocks = [tokens[start : start + block_size] for start in starts]
         return {"input_ids": blocks, "labels": [list(block) for block in blocks]}
 
+    rows = {split: len(dataset) for split, dataset in splits.items()}
     with args.main_process_first(desc="tokenize"):
         for split, dataset in splits.items():
-            column = text_column("text_column_name", data_args.text_column_name, "text", dataset)
+            column = text_column(
+                "text_column_name", data_args.text_column_name, "text", dataset, data_args.given(split)
+            )
             splits[split] = dataset.map(
                 to_blocks, batched=True, remove_columns=dataset.column_names, **data_args.map_options
             )
             if len(splits[split]) == 0:
-                raise ValueError(
-                    f"The {split} data has fewer tokens than one block of {block_size}: lower --block_size, "
+                raise CommandError(
+                    f"{data_args.given(split)} has fewer tokens than one block of {block_size}: lower --block_size, "
                     "or give more text."
                 )
 
@@ -167,6 +157,9 @@ def main() -> dict[str, float]:
         metrics = trainer.evaluate()
         metrics["eval_perplexity"] = math.exp(min(metrics["eval_loss"], 700))  # 710 would overflow
         report(trainer, "eval", metrics)
+    if args.do_train:
+        settings = {"tokens per block": block_size, "peak learning rate of tables and gates": learning_args.rate(args)}
+        write_card(trainer, model, data_args, rows, metrics, settings)
     if prompt is not None and trainer.is_world_process_zero():
         model.eval()
         tokens = model.generate(**prompt.to(model.device), max_new_tokens=new_tokens, do_sample=False)
@@ -175,4 +168,4 @@ def main() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

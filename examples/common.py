@@ -1,152 +1,60 @@
-"""What the three examples share besides relative positions: arguments, data splits, checkpoints."""
+"""What the three examples share besides arguments: data splits, checkpoints, reports, model cards."""
 
 import os
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import datasets
 import transformers
+from arguments import DataArguments, ModelArguments
 from datasets import Dataset, load_dataset
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-
-@dataclass
-class ModelArguments:
-    """Which pretrained model to start from."""
-
-    model_name_or_path: str = field(metadata={"help": "Hub id or local directory, patched or not."})
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Hub id or directory of the tokenizer, if it is not the model's."}
-    )
-    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where downloads are kept."})
-    token: str | None = field(default=None, metadata={"help": "Hub token, if the login's is not wanted."})
-
-    @property
-    def hub_options(self) -> dict:
-        return {"revision": self.model_revision, "cache_dir": self.cache_dir, "token": self.token}
+from hf_relpos import is_patched
+from hf_relpos.cli.errors import CommandError, exit_status
+from hf_relpos.cli.files import read_file
+from hf_relpos.cli.loading import loading
 
 
-@dataclass
-class DataArguments:
-    """Which data to read: a data set from the Hub, or files."""
-
-    file_types: ClassVar[dict[str, str]] = {"csv": "csv", "json": "json", "jsonl": "json"}
-
-    dataset_name: str | None = field(default=None, metadata={"help": "Hub id or local directory."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    train_file: str | None = field(default=None, metadata={"help": "Training data, instead of a data set."})
-    validation_file: str | None = field(default=None, metadata={"help": "Data for --do_eval."})
-    test_file: str | None = field(default=None, metadata={"help": "Data for --do_predict."})
-    train_split_name: str = field(default="train", metadata={"help": "The data set's split to train on."})
-    validation_split_name: str = field(default="validation", metadata={"help": "Its split for --do_eval."})
-    test_split_name: str = field(default="test", metadata={"help": "Its split for --do_predict."})
-    validation_split_percentage: float | None = field(
-        default=None,
-        metadata={"help": "Take this share of the training data for --do_eval, with the run's seed."},
-    )
-    max_train_samples: int | None = field(default=None, metadata={"help": "Use only the first N."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Use only the first N."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Use only the first N."})
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
-    overwrite_cache: bool = field(default=False, metadata={"help": "Tokenize again even if that is cached."})
-
-    @property
-    def files(self) -> dict[str, str]:
-        files = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
-        return {split: path for split, path in files.items() if path is not None}
-
-    @property
-    def map_options(self) -> dict:
-        return {"num_proc": self.preprocessing_num_workers, "load_from_cache_file": not self.overwrite_cache}
-
-    def __post_init__(self):
-        if self.dataset_name is not None and self.files:
-            raise ValueError(
-                f"--dataset_name {self.dataset_name} and files ({', '.join(self.files.values())}) were "
-                "given: give one or the other."
-            )
-        if self.dataset_name is None and not self.files:
-            raise ValueError("No data: give --dataset_name, or --train_file, --validation_file or --test_file.")
-        for path in self.files.values():
-            if Path(path).suffix[1:] not in self.file_types:
-                raise ValueError(f"{path}: expected a file that ends in .{', .'.join(self.file_types)}.")
-        percentage = self.validation_split_percentage
-        if percentage is not None:
-            if not 0 < percentage < 100:
-                raise ValueError(f"--validation_split_percentage {percentage} is not between 0 and 100.")
-            if self.validation_file is not None:
-                raise ValueError("Give --validation_file or --validation_split_percentage, not both.")
-        check_at_least(1, self, "max_train_samples", "max_eval_samples", "max_predict_samples")
-
-
-def check_at_least(least: int, arguments: object, *names: str) -> None:
-    """Raise `ValueError` if one of the options that these arguments name is given, and less than `least`."""
-    for name in names:
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name} {value} was given, but it must be a whole number of at least {least}.")
-
-
-def parse_arguments(*argument_types: type) -> tuple:
-    """Read the command line, or the one .json or .yaml file it names, into dataclasses.
-
-    A value that they refuse ends the program with one line and exit status 2, as an unknown option does.
-    """
-    parser = HfArgumentParser(argument_types)
-    try:
-        if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-            return parser.parse_json_file(sys.argv[1])
-        if len(sys.argv) == 2 and sys.argv[1].endswith((".yaml", ".yml")):
-            return parser.parse_yaml_file(sys.argv[1])
-        return parser.parse_args_into_dataclasses()
-    except ValueError as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
-
-
-def set_up_logging(args: TrainingArguments) -> None:
-    """Log from every process as `--log_level` and `--log_level_replica` say."""
+def set_up(args: TrainingArguments) -> None:
+    """Log from every process as `--log_level` and `--log_level_replica` say, and seed what is random."""
     level = args.get_process_log_level()
     for library in (datasets, transformers):
         library.utils.logging.set_verbosity(level)
     transformers.utils.logging.enable_explicit_format()
-
-
-def load_file(path: str, data: DataArguments, model_args: ModelArguments) -> Dataset:
-    kind = data.file_types[Path(path).suffix[1:]]
-    options = {"keep_linebreaks": True} if kind == "text" else {}
-    return load_dataset(kind, data_files=path, split="train", cache_dir=model_args.cache_dir, **options)
+    set_seed(args.seed)
 
 
 def load_splits(data: DataArguments, model_args: ModelArguments, args: TrainingArguments) -> dict[str, Dataset]:
     """Return the splits the run needs, under "train", "validation" and "test".
 
     Raises:
-        ValueError: there is nothing to do, or data for something to do is missing.
+        CommandError: there is nothing to do, or data for something to do is missing or cannot be read.
     """
     wanted = {"train": args.do_train, "validation": args.do_eval, "test": args.do_predict}
     if not any(wanted.values()):
-        raise ValueError("Nothing to do: give one or several of --do_train, --do_eval, --do_predict.")
-    cut = data.validation_split_percentage
+        raise CommandError("Nothing to do: give one or several of --do_train, --do_eval, --do_predict.")
     with args.main_process_first(desc="load the data"):
         if data.dataset_name is not None:
-            raw = load_dataset(
-                data.dataset_name,
-                data.dataset_config_name,
-                cache_dir=model_args.cache_dir,
-                token=model_args.token,
-            )
-            names = [data.train_split_name, data.validation_split_name, data.test_split_name]
+            with loading("--dataset_name", data.dataset_name, "a data set"):
+                raw = load_dataset(
+                    data.dataset_name,
+                    data.dataset_config_name,
+                    cache_dir=model_args.cache_dir,
+                    token=model_args.token,
+                )
+            splits = {split: raw[name] for split, name in data.split_names.items() if name in raw}
         else:
-            raw = {split: load_file(path, data, model_args) for split, path in data.files.items()}
-            names = list(wanted)
-        splits = {split: raw[name] for split, name in zip(wanted, names, strict=True) if name in raw}
-        if cut is not None and "train" in splits:
-            parts = splits["train"].train_test_split(test_size=cut / 100, seed=args.seed)
-            splits["train"], splits["validation"] = parts["train"], parts["test"]
+            raw = {}
+            for split, path in data.files.items():
+                options = {"keep_linebreaks": True} if path.endswith(".txt") else {}
+                raw[split] = read_file(f"--{split}_file", path, data.file_types, model_args.cache_dir, **options)
+            splits = dict(raw)
+        if data.validation_split_percentage is not None and "train" in splits:
+            splits.update(cut(splits["train"], data, args.seed))
 
     limits = {
         "train": data.max_train_samples,
@@ -161,26 +69,39 @@ def load_splits(data: DataArguments, model_args: ModelArguments, args: TrainingA
             way_out = f"give --{split}_file" if data.dataset_name is None else f"name one with --{split}_split_name"
             if split == "validation":
                 way_out += ", or take a part of the training data with --validation_split_percentage 5"
-            raise ValueError(f"{actions[split]} needs {split} data; there is: {', '.join(raw)}. Please {way_out}.")
+            raise CommandError(f"{actions[split]} needs {split} data; there is: {', '.join(raw)}. Please {way_out}.")
         elif limits[split] is not None:
             splits[split] = splits[split].select(range(min(limits[split], len(splits[split]))))
     return splits
 
 
-def text_column(option: str, name: str | None, default: str, dataset: Dataset) -> str:
+def cut(rows: Dataset, data: DataArguments, seed: int) -> dict[str, Dataset]:
+    """Training data in two parts, as `--validation_split_percentage` says."""
+    percentage = data.validation_split_percentage
+    try:
+        parts = rows.train_test_split(test_size=percentage / 100, seed=seed)
+    except ValueError as error:  # one of the parts would be empty
+        raise CommandError(
+            f"--validation_split_percentage {percentage} cannot be taken from the {len(rows)} rows of "
+            f"{data.given('train')}: rows must be left on both sides."
+        ) from error
+    return {"train": parts["train"], "validation": parts["test"]}
+
+
+def text_column(option: str, name: str | None, default: str, dataset: Dataset, given: str) -> str:
     """Return the column of texts to read: `name`, else `default`, else the only one there is.
 
     Raises:
-        ValueError: there is no such column, or not every row of it holds text.
+        CommandError: there is no such column, or not every row of it holds text.
     """
     columns = dataset.column_names
     column = name or (columns[0] if len(columns) == 1 else default)
     if column not in columns:
-        raise ValueError(f"There is no column {column!r} in the data: choose from {columns} with --{option}.")
+        raise CommandError(f"{given} has no column {column!r}: choose from {columns} with --{option}.")
     wrong = [(row, value) for row, value in enumerate(dataset[column]) if not isinstance(value, str)]
     if wrong:
-        raise ValueError(
-            f"Column {column!r} must hold text, but row {wrong[0][0]} has {wrong[0][1]!r}. Mend or leave out "
+        raise CommandError(
+            f"{given}: column {column!r} must hold text, but row {wrong[0][0]} has {wrong[0][1]!r}. Mend or leave out "
             f"such rows ({len(wrong)} in all), or choose another of the columns {columns} with --{option}."
         )
     return column
@@ -188,15 +109,23 @@ def text_column(option: str, name: str | None, default: str, dataset: Dataset) -
 
 def checkpoint_to_resume(args: TrainingArguments) -> str | None:
     """The checkpoint that `--resume_from_checkpoint` names; "last" is the newest in the output directory."""
-    if args.resume_from_checkpoint not in ("last", "true", "True", True):
-        return args.resume_from_checkpoint
-    checkpoint = get_last_checkpoint(args.output_dir) if os.path.isdir(args.output_dir) else None
-    if checkpoint is None:
-        raise ValueError(
-            f"--resume_from_checkpoint {args.resume_from_checkpoint}, but there is no checkpoint in "
+    checkpoint = args.resume_from_checkpoint
+    if checkpoint in (None, False, "false", "False"):
+        return None
+    if checkpoint not in ("last", "true", "True", True):
+        if not Path(checkpoint, "trainer_state.json").is_file():
+            raise CommandError(
+                f"--resume_from_checkpoint {checkpoint} is no checkpoint of a run: it has no trainer_state.json. Name "
+                "one, like out/checkpoint-500, or give `last` for the newest in --output_dir."
+            )
+        return checkpoint
+    found = get_last_checkpoint(args.output_dir) if os.path.isdir(args.output_dir) else None
+    if found is None:
+        raise CommandError(
+            f"--resume_from_checkpoint {checkpoint}, but there is no checkpoint in "
             f"{args.output_dir}. Leave the option out to start, or name the checkpoint's directory."
         )
-    return checkpoint
+    return found
 
 
 def train(trainer: Trainer, checkpoint: str | None) -> None:
@@ -211,3 +140,42 @@ def report(trainer: Trainer, name: str, metrics: dict[str, float]) -> None:
     """Print the metrics, and write them to `<name>_results.json` and `all_results.json`."""
     trainer.log_metrics(name, metrics)
     trainer.save_metrics(name, metrics)
+
+
+def write_card(
+    trainer: Trainer,
+    model: PreTrainedModel,
+    data: DataArguments,
+    rows: dict[str, int],
+    metrics: dict[str, float],
+    settings: dict[str, Any],
+) -> None:
+    """Write the card of the model that was trained, and push both if `--push_to_hub` says so.
+
+    Args:
+        trainer: the one that trained it.
+        model: the model.
+        data: where the data is from.
+        rows: number of rows of each split.
+        metrics: what was measured on the validation data.
+        settings: what else a reader has to know of the run, for the card of a patched model.
+    """
+    known: dict[str, Any] = {"dataset": data.name("validation" if "validation" in rows else "train")}
+    if is_patched(model):
+        measured = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+        bookkeeping = ("runtime", "samples_per_second", "steps_per_second", "epoch", "samples")
+        known["metrics"] = {name: value for name, value in measured.items() if name not in bookkeeping}
+        used = {"train": "training data", "validation": "validation data"}
+        known["training"] = {
+            **{used[split]: f"{data.name(split)}, {count} rows" for split, count in rows.items() if split in used},
+            **settings,
+        }
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub(**known)
+    else:
+        trainer.create_model_card(**known)
+
+
+def run(main: Callable[[], Any]) -> int:
+    """Run an example: what goes wrong by what it was given, and Ctrl-C, end in one line and an exit status."""
+    return exit_status(Path(sys.argv[0]).name, main)

@@ -2,22 +2,30 @@
 
 import json
 import logging
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
-from transformers import PreTrainedModel, Trainer
+from arguments import FINITE
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from hf_relpos import ClippedBias, RelPosConfig, RelPosTrainerMixin, Shaw, T5Bias, is_patched, patch_model
+from hf_relpos import RelPosConfig, RelPosTrainerMixin, is_patched, patch_model
+from hf_relpos.cli.errors import CommandError
+from hf_relpos.config import GATES, NATIVE
+from hf_relpos.engines import ENGINE_NAMES
+from hf_relpos.schemes import SCHEMES
+from hf_relpos.training.groups import ADDED_RATE
 
 logger = logging.getLogger(__name__)
 
-SCHEMES = {"shaw": Shaw, "t5": T5Bias, "clipped": ClippedBias}
+# What can be chosen, as the package has it registered when it is asked for; and "none", for the plain model.
 CHOICES = {
-    "schemes": [*SCHEMES, "none"],
-    "native": ["keep", "gate", "drop"],
-    "relpos_gate": ["none", "head", "token"],
+    "schemes": ChainMap({"none": None}, SCHEMES),
+    "native": NATIVE,
+    "relpos_gate": GATES,
+    "engine": ENGINE_NAMES,
 }
 
 
@@ -52,7 +60,11 @@ class RelPosArguments:
         },
     )
     engine: str | None = field(
-        default=None, metadata={"help": "How attention is computed. Default: auto, the fastest exact one."}
+        default=None,
+        metadata={
+            "choices": CHOICES["engine"],
+            "help": "How attention is computed. Default: auto, the fastest exact one.",
+        },
     )
 
     def __post_init__(self):
@@ -62,9 +74,9 @@ class RelPosArguments:
             value = getattr(self, name)
             for given in value if isinstance(value, list) else [value]:
                 if given is not None and given not in allowed:
-                    raise ValueError(f"{name}={given!r} is not known: choose from {', '.join(allowed)}.")
+                    raise CommandError(f"--{name} {given} is not known: choose from {', '.join(allowed)}.")
         if self.schemes and "none" in self.schemes and len(self.given()) + len(self.schemes) > 2:
-            raise ValueError(
+            raise CommandError(
                 f"--schemes none trains the plain model, but these were given with it: {self}. Leave out "
                 "either 'none' or the other schemes and options."
             )
@@ -81,7 +93,7 @@ class RelPosArguments:
         distance = {} if self.max_distance is None else {"max_distance": self.max_distance}
         choices = {"native": self.native, "gate": self.relpos_gate, "engine": self.engine}
         return RelPosConfig(
-            schemes=[SCHEMES[name](**distance) for name in self.schemes or ["shaw"]],
+            schemes=[{"type": name, **distance} for name in self.schemes or ["shaw"]],
             **{name: value for name, value in choices.items() if value is not None},
         )
 
@@ -92,19 +104,26 @@ class RelPosTrainingArguments:
 
     relpos_lr: float | None = field(
         default=None,
-        metadata={"help": "Peak learning rate of tables and gates. Default: 20 times --learning_rate."},
+        metadata={"help": f"Peak learning rate of tables and gates. Default: {ADDED_RATE} times --learning_rate."},
     )
+
+    def __post_init__(self):
+        FINITE.check(self, "relpos_lr")
+
+    def rate(self, args: TrainingArguments) -> float:
+        """The learning rate that tables and gates get."""
+        return ADDED_RATE * args.learning_rate if self.relpos_lr is None else self.relpos_lr
 
 
 def apply_relpos(model: PreTrainedModel, args: RelPosArguments) -> PreTrainedModel:
     """Patch `model` as `args` say; a model that is patched already is left as it is.
 
     Raises:
-        ValueError: the model is patched already and options were given, which could have no effect.
+        CommandError: the model is patched already and options were given, which could have no effect.
     """
     if is_patched(model):
         if args.given():
-            raise ValueError(
+            raise CommandError(
                 f"The model has relative positions already ({model.config.relpos}), so '{args}' would have "
                 "no effect. Leave these options out to go on with what it has, or start from a checkpoint "
                 "that is not patched (hf_relpos.unpatch_model makes one)."
@@ -122,22 +141,22 @@ def trainer_for(
     """A Trainer that gives tables and gates their own learning rate; for a plain model, the Trainer as it is.
 
     Raises:
-        ValueError: a learning rate for tables and gates was given, but the model has none.
+        CommandError: a learning rate for tables and gates was given, but the model has none.
     """
     if is_patched(model):
         return partial(type(f"RelPos{trainer.__name__}", (RelPosTrainerMixin, trainer), {}), relpos_lr=args.relpos_lr)
     if args.relpos_lr is not None:
-        raise ValueError(
+        raise CommandError(
             f"--relpos_lr {args.relpos_lr} has no effect on a model without relative positions: leave it out."
         )
     return trainer
 
 
 def check_length(what: str, length: int, model: PreTrainedModel) -> None:
-    """Raise `ValueError` if inputs of `length` tokens are longer than the model's own positions allow."""
+    """Raise `CommandError` if inputs of `length` tokens are longer than the model's own positions allow."""
     limit = max_length(model)
     if limit is not None and length > limit:
-        raise ValueError(
+        raise CommandError(
             f"{what}: {length} tokens are more than the {limit} positions that the model was pretrained "
             f"with. Give {limit} or less, or drop those positions with --native drop."
         )
@@ -152,7 +171,7 @@ def max_length(model: PreTrainedModel) -> int | None:
 
 
 def check_resume(checkpoint: str | None, model: PreTrainedModel) -> None:
-    """Raise `ValueError` if `checkpoint` was trained with other relative positions than `model` has.
+    """Raise `CommandError` if `checkpoint` was trained with other relative positions than `model` has.
 
     Without this check `Trainer` would load the weights whose names fit and go on with a warning.
     """
@@ -168,7 +187,7 @@ def check_resume(checkpoint: str | None, model: PreTrainedModel) -> None:
         )
     )
     if saved != current:
-        raise ValueError(
+        raise CommandError(
             f"The checkpoint {checkpoint} was trained with relpos={saved or None}, and the model to resume "
             f"has relpos={current or None}. Give the options of the first run again, or start a new run "
             "without --resume_from_checkpoint."

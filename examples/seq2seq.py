@@ -8,23 +8,14 @@
 README.md in this directory has more. All options: --help.
 """
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from common import (
-    DataArguments,
-    ModelArguments,
-    check_at_least,
-    checkpoint_to_resume,
-    load_splits,
-    parse_arguments,
-    report,
-    set_up_logging,
-    text_column,
-    train,
-)
+from arguments import FROM_ONE, DataArguments, ModelArguments, parse_arguments
+from common import checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
 from relpos_arguments import (
     RelPosArguments,
     RelPosTrainingArguments,
@@ -35,16 +26,15 @@ from relpos_arguments import (
 )
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     DataCollatorForSeq2Seq,
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    set_seed,
 )
 
 from hf_relpos import is_patched, patch_report
+from hf_relpos.cli.errors import CommandError
 
 
 @dataclass
@@ -64,7 +54,7 @@ class Seq2SeqDataArguments(DataArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(1, self, "max_source_length", "max_target_length")
+        FROM_ONE.check(self, "max_source_length", "max_target_length")
 
 
 def token_f1(prediction: str, reference: str) -> float:
@@ -84,19 +74,16 @@ def main() -> dict[str, float]:
         ModelArguments, Seq2SeqDataArguments, RelPosArguments, RelPosTrainingArguments, Seq2SeqTrainingArguments
     )
     if args.do_predict and not args.predict_with_generate:
-        raise ValueError("--do_predict writes generated texts: give --predict_with_generate too.")
-    set_up_logging(args)
-    set_seed(args.seed)
+        raise CommandError("--do_predict writes generated texts: give --predict_with_generate too.")
+    set_up(args)
     checkpoint = checkpoint_to_resume(args)
     splits = load_splits(data_args, model_args, args)
 
     # Model
-    tokenizer = AutoTokenizer.from_pretrained(
-        model_args.tokenizer_name or model_args.model_name_or_path, **model_args.hub_options
-    )
-    model = AutoModelForSeq2SeqLM.from_pretrained(model_args.model_name_or_path, **model_args.hub_options)
+    tokenizer = model_args.load_tokenizer()
+    model = model_args.load(AutoModelForSeq2SeqLM.from_pretrained)
     if model.config.decoder_start_token_id is None:
-        raise ValueError(
+        raise CommandError(
             f"The config of {model_args.model_name_or_path} has no decoder_start_token_id, the token that "
             "the decoder starts with: set it there."
         )
@@ -114,10 +101,12 @@ def main() -> dict[str, float]:
         targets = tokenizer(text_target=batch[target], truncation=True, max_length=data_args.max_target_length)
         return {**inputs, "labels": targets["input_ids"]}
 
+    rows = {split: len(dataset) for split, dataset in splits.items()}
     with args.main_process_first(desc="tokenize"):
         for split, dataset in splits.items():
-            source = text_column("text_column", data_args.text_column, "text", dataset)
-            target = text_column("summary_column", data_args.summary_column, "summary", dataset)
+            given = data_args.given(split)
+            source = text_column("text_column", data_args.text_column, "text", dataset, given)
+            target = text_column("summary_column", data_args.summary_column, "summary", dataset, given)
             splits[split] = dataset.map(
                 tokenize, batched=True, remove_columns=dataset.column_names, **data_args.map_options
             )
@@ -152,6 +141,14 @@ def main() -> dict[str, float]:
     if args.do_eval:
         metrics = trainer.evaluate()
         report(trainer, "eval", metrics)
+    if args.do_train:
+        settings = {
+            "before every text": repr(data_args.source_prefix),
+            "tokens per text": f"up to {data_args.max_source_length}",
+            "tokens per summary": f"up to {data_args.max_target_length}",
+            "peak learning rate of tables and gates": learning_args.rate(args),
+        }
+        write_card(trainer, model, data_args, rows, metrics, settings)
     if args.do_predict:
         result = trainer.predict(splits["test"], metric_key_prefix="predict")
         report(trainer, "predict", result.metrics)
@@ -164,4 +161,4 @@ def main() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

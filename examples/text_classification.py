@@ -7,22 +7,14 @@ README.md in this directory has more. All options: --help.
 """
 
 import csv
+import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from common import (
-    DataArguments,
-    ModelArguments,
-    check_at_least,
-    checkpoint_to_resume,
-    load_splits,
-    parse_arguments,
-    report,
-    set_up_logging,
-    text_column,
-    train,
-)
+from arguments import FROM_ONE, DataArguments, ModelArguments, parse_arguments
+from common import checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
 from datasets import ClassLabel, Dataset
 from relpos_arguments import (
     RelPosArguments,
@@ -36,15 +28,14 @@ from relpos_arguments import (
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     DataCollatorWithPadding,
     EvalPrediction,
     PreTrainedConfig,
     TrainingArguments,
-    set_seed,
 )
 
 from hf_relpos import is_patched, patch_report
+from hf_relpos.cli.errors import CommandError
 from hf_relpos.metrics import load_metric
 
 
@@ -74,22 +65,22 @@ class ClassificationDataArguments(DataArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(1, self, "max_seq_length")
+        FROM_ONE.check(self, "max_seq_length")
 
 
-def read_labels(dataset: Dataset, column: str) -> list[str]:
+def read_labels(dataset: Dataset, column: str, given: str) -> list[str]:
     """Return the label of every row as text: its name where the data set has names, else the value."""
     if column not in dataset.column_names:
-        raise ValueError(
-            f"No column {column!r} in the data: choose from {dataset.column_names} with --label_column_name."
+        raise CommandError(
+            f"{given} has no column {column!r}: choose from {dataset.column_names} with --label_column_name."
         )
     feature, values = dataset.features[column], list(dataset[column])
     if isinstance(feature, ClassLabel):
         return [feature.int2str(value) for value in values]
     wrong = [(row, value) for row, value in enumerate(values) if type(value) not in (str, int)]
     if wrong:
-        raise ValueError(
-            f"Column {column!r} must hold names or whole numbers, but row {wrong[0][0]} has {wrong[0][1]!r}. "
+        raise CommandError(
+            f"{given}: column {column!r} must hold names or whole numbers, but row {wrong[0][0]} has {wrong[0][1]!r}. "
             f"Mend or leave out such rows ({len(wrong)} in all), or choose another column with "
             "--label_column_name."
         )
@@ -109,6 +100,33 @@ def choose_classes(train_labels: list[str] | None, config: PreTrainedConfig) -> 
     return names, {name: i for i, name in enumerate(names)}
 
 
+def check_classes(labels: dict[str, list[str]], names: list[str], known: Collection[str], data: DataArguments) -> None:
+    """Raise `CommandError` for labels that no classifier can be trained on, or that this one does not know.
+
+    Args:
+        labels: the labels of each split.
+        names: the names of the classifier's outputs.
+        known: all that labels may be.
+        data: where the labels are from.
+    """
+    if "train" in labels and len(set(labels["train"])) < 2:
+        limit = "" if data.max_train_samples is None else f" (with --max_train_samples {data.max_train_samples})"
+        raise CommandError(
+            f"{data.given('train')} has only the label {labels['train'][0]!r}{limit}: there is nothing to tell apart. "
+            "Give rows with at least two labels, or name another column with --label_column_name."
+        )
+    if len(names) < 2:
+        raise CommandError(
+            "The model has a single output, as for a regression: there are no classes to choose from. Give a model "
+            "that was trained as a classifier, or --do_train."
+        )
+    for split, values in labels.items():
+        if unknown := sorted(set(values) - set(known)):
+            raise CommandError(
+                f"{data.given(split)} has labels that the model does not: {unknown}. The model's: {names}."
+            )
+
+
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     classes = predicted_classes(prediction.predictions)
     accuracy = load_metric("accuracy").compute(predictions=classes, references=prediction.label_ids)
@@ -125,38 +143,34 @@ def main() -> dict[str, float]:
     model_args, data_args, relpos_args, learning_args, args = parse_arguments(
         ClassifierArguments, ClassificationDataArguments, RelPosArguments, RelPosTrainingArguments, TrainingArguments
     )
-    set_up_logging(args)
-    set_seed(args.seed)
+    set_up(args)
     checkpoint = checkpoint_to_resume(args)
 
     # Data and labels
     splits = load_splits(data_args, model_args, args)
-    for dataset in splits.values():
-        text = text_column("text_column_name", data_args.text_column_name, "text", dataset)
+    for split, dataset in splits.items():
+        given = data_args.given(split)
+        text = text_column("text_column_name", data_args.text_column_name, "text", dataset, given)
         if pair := data_args.text_pair_column_name:
-            text_column("text_pair_column_name", pair, pair, dataset)
+            text_column("text_pair_column_name", pair, pair, dataset, given)
     label = data_args.label_column_name
     labels = {}
     for split, dataset in splits.items():
         no_labels = label not in dataset.column_names or -1 in list(dataset[label])  # -1: not published
         if split != "test" or not no_labels:
-            labels[split] = read_labels(dataset, label)
+            labels[split] = read_labels(dataset, label, data_args.given(split))
 
     # Model
-    config = AutoConfig.from_pretrained(model_args.model_name_or_path, **model_args.hub_options)
+    config = model_args.load(AutoConfig.from_pretrained)
     names, classes = choose_classes(labels.get("train"), config)
-    for split, values in labels.items():
-        if unknown := sorted(set(values) - set(classes)):
-            raise ValueError(f"The {split} data has labels that the model does not: {unknown}. The model's: {names}.")
+    check_classes(labels, names, classes, data_args)
     config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
-    tokenizer = AutoTokenizer.from_pretrained(
-        model_args.tokenizer_name or model_args.model_name_or_path, **model_args.hub_options
-    )
-    model = AutoModelForSequenceClassification.from_pretrained(
-        model_args.model_name_or_path,
+    config.problem_type = "single_label_classification"  # whatever the checkpoint was trained for
+    tokenizer = model_args.load_tokenizer()
+    model = model_args.load(
+        AutoModelForSequenceClassification.from_pretrained,
         config=config,
         ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
-        **model_args.hub_options,
     )
     if tokenizer.pad_token is None:  # as in GPT-2
         tokenizer.pad_token = tokenizer.eos_token
@@ -164,6 +178,9 @@ def main() -> dict[str, float]:
     apply_relpos(model, relpos_args)
     length = data_args.max_seq_length or min(max_length(model) or 128, 128)
     check_length(f"--max_seq_length {length}", length, model)
+    special = tokenizer.num_special_tokens_to_add(pair is not None)
+    if length <= special:
+        raise CommandError(f"--max_seq_length {length}: {special} tokens are special ones, so no text would be left.")
     check_resume(checkpoint, model)
     if is_patched(model) and args.process_index == 0:
         print(patch_report(model))
@@ -173,6 +190,7 @@ def main() -> dict[str, float]:
         texts = [batch[text]] if pair is None else [batch[text], batch[pair]]
         return tokenizer(*texts, truncation=True, max_length=length)
 
+    rows = {split: len(dataset) for split, dataset in splits.items()}
     with args.main_process_first(desc="tokenize"):
         for split, dataset in splits.items():
             encoded = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names, **data_args.map_options)
@@ -195,6 +213,12 @@ def main() -> dict[str, float]:
     if args.do_eval:
         metrics = trainer.evaluate()
         report(trainer, "eval", metrics)
+    if args.do_train:
+        settings = {
+            "tokens per text": f"up to {length}",
+            "peak learning rate of tables and gates": learning_args.rate(args),
+        }
+        write_card(trainer, model, data_args, rows, metrics, settings)
     if args.do_predict:
         result = trainer.predict(splits["test"], metric_key_prefix="predict")
         report(trainer, "predict", result.metrics)
@@ -206,4 +230,4 @@ def main() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

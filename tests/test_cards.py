@@ -374,6 +374,15 @@ def test_the_trainers_card_is_ours_with_what_the_trainer_knows(trained, tmp_path
     assert errors_of(text) == []
 
 
+def test_what_the_trainer_does_not_know_can_be_told_to_its_card(trained, tmp_path):
+    trained.create_model_card(dataset="BBC", metrics={"accuracy": 0.75}, training={"training data": "news.csv, 9 rows"})
+    text = (tmp_path / "README.md").read_text()
+    assert "| accuracy | 0.7500 |" in text
+    assert "| macro-F1 |" not in text  # of the Trainer's log
+    assert text.index("| training data | news.csv, 9 rows |") < text.index("| learning_rate | 5e-05 |")
+    assert errors_of(text) == []
+
+
 def test_the_trainers_card_survives_saves_and_is_renewed_by_the_trainer(trained, tmp_path):
     trained.create_model_card()
     before = (tmp_path / "README.md").read_text()

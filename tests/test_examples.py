@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import runpy
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_server import errors_of
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -28,6 +31,12 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+
+from hf_relpos import Shaw
+from hf_relpos.cli.errors import CommandError, exit_status
+from hf_relpos.config import GATES, NATIVE
+from hf_relpos.engines import ENGINE_NAMES
+from hf_relpos.schemes import SCHEMES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WORDS = [f"w{number}" for number in range(20)]
@@ -441,16 +450,16 @@ def test_resume_without_a_checkpoint_is_refused(run, bert, classification_files,
 def test_config_file_says_the_same_as_the_command_line(example, monkeypatch, tmp_path, suffix):
     import yaml
 
-    relpos_arguments, common = example("relpos_arguments"), example("common")
-    types = (common.ModelArguments, common.DataArguments, relpos_arguments.RelPosArguments)
+    relpos_arguments, arguments = example("relpos_arguments"), example("arguments")
+    types = (arguments.ModelArguments, arguments.DataArguments, relpos_arguments.RelPosArguments)
     values = {"model_name_or_path": "m", "train_file": "t.csv", "schemes": ["shaw", "t5"], "max_distance": 5}
     file = tmp_path / f"arguments.{suffix}"
     file.write_text(json.dumps(values) if suffix == "json" else yaml.safe_dump(values))
     monkeypatch.setattr(sys, "argv", ["example.py", str(file)])
-    from_file = common.parse_arguments(*types)
+    from_file = arguments.parse_arguments(*types)
     line = shlex.split("--model_name_or_path m --train_file t.csv --schemes shaw t5 --max_distance 5")
     monkeypatch.setattr(sys, "argv", ["example.py", *line])
-    assert from_file == common.parse_arguments(*types)
+    assert from_file == arguments.parse_arguments(*types)
     assert from_file[2].given() == {"schemes": ["shaw", "t5"], "max_distance": 5}
 
 
@@ -470,9 +479,10 @@ def test_options_reach_the_configuration(example):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"schemes": "shaww"}, "schemes='shaww' is not known: choose from shaw, t5, clipped, none"),
-        ({"native": "lose"}, "native='lose' is not known: choose from keep, gate, drop"),
-        ({"relpos_gate": "layer"}, "relpos_gate='layer' is not known: choose from none, head, token"),
+        ({"schemes": "shaww"}, "--schemes shaww is not known: choose from shaw, t5, clipped, .*none"),
+        ({"native": "lose"}, "--native lose is not known: choose from keep, gate, drop"),
+        ({"relpos_gate": "layer"}, "--relpos_gate layer is not known: choose from none, head, token"),
+        ({"engine": "warp"}, "--engine warp is not known: choose from auto, .*blockwise"),
         ({"schemes": ["none", "shaw"]}, "--schemes none shaw. Leave out"),
         ({"schemes": ["none"], "max_distance": 3}, "--schemes none --max_distance 3. Leave out"),
     ],
@@ -500,29 +510,299 @@ def test_wrong_relative_options_are_named(example, values, message):
 )
 def test_wrong_data_options_are_named(example, values, message):
     with pytest.raises(ValueError, match=message):
-        example("common").DataArguments(**values)
+        example("arguments").DataArguments(**values)
+
+
+@pytest.fixture
+def refusal(run, tmp_path, capsys):
+    """What an example says that cannot do what it is asked to: one line, with status 2, and nothing is written."""
+
+    def refusal(name: str, model: Path, *arguments: str) -> str:
+        out = tmp_path / "out"
+        try:
+            status = exit_status(f"{name}.py", lambda: run(name, model, out, *arguments))
+        except SystemExit as stopped:  # by the parser
+            status = stopped.code
+        assert status == 2
+        said = capsys.readouterr().err.rpartition(f"{name}.py: error: ")[2]
+        assert said.count("\n") == 1
+        assert not out.exists()
+        return said
+
+    return refusal
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "least"),
+    ("name", "option", "allowed"),
     [
-        ("text_classification", "--max_train_samples 0", 1),
-        ("text_classification", "--max_eval_samples -1", 1),
-        ("text_classification", "--max_predict_samples -1", 1),
-        ("text_classification", "--max_seq_length 0", 1),
-        ("causal_lm", "--block_size 1", 2),
-        ("causal_lm", "--generate_tokens 0", 1),
-        ("seq2seq", "--max_source_length 0", 1),
-        ("seq2seq", "--max_target_length -2", 1),
+        ("text_classification", "--max_train_samples 0", "a whole number of at least 1"),
+        ("text_classification", "--max_eval_samples -1", "a whole number of at least 1"),
+        ("text_classification", "--max_predict_samples -1", "a whole number of at least 1"),
+        ("text_classification", "--max_seq_length 0", "a whole number of at least 1"),
+        ("text_classification", "--preprocessing_num_workers 0", "a whole number of at least 1"),
+        ("causal_lm", "--block_size 1", "a whole number of at least 2"),
+        ("causal_lm", "--generate_tokens 0", "a whole number of at least 1"),
+        ("causal_lm", "--seed -1", "a whole number from 0 to 4294967295"),
+        ("causal_lm", "--data_seed 4294967296", "a whole number from 0 to 4294967295"),
+        ("causal_lm", "--max_steps 0", "a whole number of at least 1"),
+        ("causal_lm", "--num_train_epochs 0.0", "a finite number above 0"),
+        ("causal_lm", "--per_device_train_batch_size 0", "a whole number of at least 1"),
+        ("causal_lm", "--gradient_accumulation_steps 0", "a whole number of at least 1"),
+        ("causal_lm", "--learning_rate nan", "a finite number of at least 0"),
+        ("causal_lm", "--weight_decay -0.1", "a finite number of at least 0"),
+        ("causal_lm", "--relpos_lr inf", "a finite number of at least 0"),
+        ("causal_lm", "--adam_beta2 1.0", "a number of at least 0 and below 1"),
+        ("seq2seq", "--max_source_length 0", "a whole number of at least 1"),
+        ("seq2seq", "--max_target_length -2", "a whole number of at least 1"),
+        ("seq2seq", "--generation_num_beams 0", "a whole number of at least 1"),
     ],
 )
-def test_numbers_that_are_too_small_end_in_one_line_and_status_2(run, tmp_path, capsys, name, option, least):
+def test_numbers_that_cannot_be_are_named_with_those_that_can(refusal, tmp_path, name, option, allowed):
+    said = refusal(name, tmp_path, "--train_file t.csv --do_train", option)
+    assert said == f"{option} was given, but it must be {allowed}.\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--learning_rate many", "argument --learning_rate/--learning-rate: invalid float value: 'many'"),
+        ("--native lose", "argument --native: invalid choice: 'lose' (choose from 'keep', 'gate', 'drop')"),
+        ("--no_such_option 3", "'--no_such_option', '3'"),
+        ("--bf16 --fp16", "At most one of fp16 and bf16 can be True"),
+        ("--cache_dir {file}", "--cache_dir {file}: {file} is a file. Give a folder."),
+        ("--output_dir {file}", "--output_dir {file}: {file} is a file. Give a folder."),
+        ("--output_dir {file}/run/1", "{file} is a file. Give a folder."),
+    ],
+)
+def test_what_the_parser_cannot_take_is_one_line_without_the_list_of_all_options(refusal, tmp_path, option, message):
+    file = tmp_path / "taken"
+    file.write_text("mine")
+    said = refusal("causal_lm", tmp_path, "--train_file t.csv --do_train", option.format(file=file))
+    assert message.format(file=file) in said
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.json", None, "it cannot be read: No such file"),
+        ("broken.json", "{", "it is no JSON: Expecting property name"),
+        ("broken.yaml", "a: [", "it is no YAML: while parsing"),
+        ("list.yaml", "- a", "it must hold options and their values"),
+        ("few.json", "{}", "model_name_or_path"),
+        ("more.json", '{"model_name_or_path": "m", "train_file": "t.csv", "spin": 3}', "['spin']"),
+        (
+            "number.yaml",
+            "{model_name_or_path: m, train_file: t.csv, learning_rate: 1e-4}",
+            "--learning_rate 1e-4 was given, but it must be a finite number of at least 0",
+        ),
+    ],
+)
+def test_a_file_of_arguments_that_cannot_be_used_is_named(
+    example, monkeypatch, tmp_path, capsys, name, content, message
+):
+    file = tmp_path / name
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setattr(sys, "argv", ["causal_lm.py", str(file)])
     with pytest.raises(SystemExit) as stopped:
-        run(name, tmp_path, tmp_path / "out", "--train_file t.csv --do_train", option)
+        example("causal_lm").main()
     assert stopped.value.code == 2
     said = capsys.readouterr().err
-    assert f"{name}.py: error: {option} was given, but it must be a whole number of at least {least}" in said
+    assert said.startswith(f"causal_lm.py: error: {file}: ")
+    assert message in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("example_name", ["text_classification", "causal_lm", "seq2seq"])
+@pytest.mark.parametrize(
+    ("ending", "content", "message"),
+    [
+        ("csv", b"", "is empty"),
+        ("csv", b"text,label,summary\n", "has no rows: its first line is taken"),
+        ("jsonl", b"\x93NUMPY\x01\x00", "is not text in UTF-8"),
+        ("json", '["caf\u00e9"]'.encode("latin-1"), "is not text in UTF-8: byte 5 is 0xe9"),
+        ("csv", b"w1,w2\nw3,w4\n", "has no column 'text': choose from ['w1', 'w2']"),
+        ("csv", None, "does not exist"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named_with_their_option(
+    refusal, request, tmp_path, example_name, ending, content, message
+):
+    model = request.getfixturevalue({"text_classification": "bert", "causal_lm": "gpt2", "seq2seq": "t5"}[example_name])
+    file = tmp_path / f"data.{ending}"
+    if content is not None:
+        file.write_bytes(content)
+    said = refusal(example_name, model, f"--train_file {file} --do_train")
+    assert said.startswith(f"--train_file {file} {message}")
+
+
+def test_a_text_file_in_another_encoding_is_refused(refusal, gpt2, tmp_path):
+    (tmp_path / "book.txt").write_bytes("w1 caf\u00e9 w2".encode("latin-1"))
+    said = refusal("causal_lm", gpt2, f"--train_file {tmp_path / 'book.txt'} --do_train")
+    assert f"--train_file {tmp_path / 'book.txt'} is not text in UTF-8: byte 6 is 0xe9" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("{tmp}/none", "", "--model_name_or_path {tmp}/none cannot be loaded"),
+        ("{bert}", "--tokenizer_name {tmp}/none", "--tokenizer_name {tmp}/none cannot be loaded"),
+        ("{bert}", "--max_distance 0", "`max_distance` is 0, but must be a whole number of at least 1"),
+        (
+            "{bert}",
+            "--validation_split_percentage 99",
+            "--validation_split_percentage 99.0 cannot be taken from the 2 rows of",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_or_patched_or_divided_is_one_line(refusal, bert, tmp_path, model, options, message):
+    file = write_csv(tmp_path / "train.csv", ["text", "label"], [("w1", "a"), ("w2", "b")])
+    model, options, message = (text.format(tmp=tmp_path, bert=bert) for text in (model, options, message))
+    assert message in refusal("text_classification", model, f"--train_file {file} --do_train {options}")
+
+
+@pytest.mark.parametrize("labels", [["a", "a"], [3, 3]])
+def test_a_single_class_is_refused(refusal, bert, tmp_path, labels):
+    """Transformers would take it for a regression, and train it to a loss of 0."""
+    file = write_csv(tmp_path / "train.csv", ["text", "label"], [("w1", labels[0]), ("w2", labels[1])])
+    said = refusal("text_classification", bert, f"--train_file {file} --do_train")
+    assert f"--train_file {file} has only the label '{labels[0]}': there is nothing to tell apart" in said
+
+
+def test_a_model_with_a_single_output_is_refused(refusal, bert, tmp_path):
+    BertForSequenceClassification.from_pretrained(bert, num_labels=1, ignore_mismatched_sizes=True).save_pretrained(
+        tmp_path / "regression"
+    )
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "regression")
+    file = write_csv(tmp_path / "data.csv", ["text", "label"], [("w1", 0), ("w2", 0)])
+    said = refusal("text_classification", tmp_path / "regression", f"--validation_file {file} --do_eval")
+    assert "The model has a single output, as for a regression" in said
+
+
+def test_what_a_checkpoint_was_trained_for_does_not_decide_how_classes_are_learned(run, bert, tmp_path):
+    """With labels 0 and 1 a model of that kind would be trained by squared error, or by one loss per class."""
+    file = write_csv(tmp_path / "data.csv", ["text", "label"], [("w1 w2", 0), ("w3", 1)])
+    losses = []
+    for problem in ("regression", "single_label_classification"):
+        model = BertForSequenceClassification.from_pretrained(bert, problem_type=problem)
+        model.save_pretrained(tmp_path / problem)
+        AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / problem)
+        data = f"--validation_file {file} --do_eval"
+        losses.append(run("text_classification", tmp_path / problem, tmp_path / "out", data)["eval_loss"])
+    assert losses[0] == losses[1]
+
+
+def test_ctrl_c_ends_an_example_in_one_line_with_status_130(
+    run, bert, classification_files, tmp_path, monkeypatch, capsys
+):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transformers.Trainer.train", interrupt)
+    call = lambda: run("text_classification", bert, tmp_path / "out", classification_files, "--do_train")  # noqa: E731
+    assert exit_status("text_classification.py", call) == 130
+    assert capsys.readouterr().err.endswith("\ntext_classification.py: interrupted. What was finished is kept.\n")
+
+
+@pytest.mark.parametrize("name", ["text_classification", "causal_lm", "seq2seq"])
+def test_each_script_ends_with_the_status_of_its_run(name, example, monkeypatch, capsys):
+    """What `python <script>.py` does: a line and the status, and no traceback."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--model_name_or_path", "m", "--train_file", "t.csv"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert stopped.value.code == 2
+    assert f"{name}.py: error: Nothing to do: give one or several of --do_train" in capsys.readouterr().err
+
+
+def test_choices_are_those_that_are_registered(example, monkeypatch, capsys):
+    """Also those of a package that is imported later than the example."""
+    arguments, relpos_arguments = example("arguments"), example("relpos_arguments")
+    monkeypatch.setitem(SCHEMES, "spiral", Shaw)
+    monkeypatch.setattr(sys, "argv", ["example.py", "--schemes", "spiral", "shaw"])
+    (parsed,) = arguments.parse_arguments(relpos_arguments.RelPosArguments)
+    assert parsed.to_config().schemes == (Shaw(), Shaw())
+    monkeypatch.setattr(sys, "argv", ["example.py", "--schemes", "helix"])
+    with pytest.raises(SystemExit):
+        arguments.parse_arguments(relpos_arguments.RelPosArguments)
+    said = capsys.readouterr().err
+    for choice in (*SCHEMES, "none"):
+        assert repr(choice) in said
+    assert (relpos_arguments.CHOICES["native"], relpos_arguments.CHOICES["relpos_gate"]) == (NATIVE, GATES)
+    assert relpos_arguments.CHOICES["engine"] == ENGINE_NAMES
+
+
+# Model cards
+# -----------
+
+
+def card_of(folder: Path) -> tuple[str, ModelCard]:
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert errors_of(text) == []
+    return text, ModelCard(text)
+
+
+def test_the_card_of_a_classifier_has_the_results_the_data_and_the_settings_of_the_run(
+    run, bert, classification_files, tmp_path
+):
+    out = tmp_path / "out"
+    options = "--max_train_samples 40 --max_seq_length 12 --learning_rate 3e-3 --per_device_train_batch_size 5 --seed 7"
+    metrics = run("text_classification", bert, out, classification_files, "--do_train --max_steps 2 --do_eval", options)
+    text, card = card_of(out)
+    assert "Measured on validation.csv." in text
+    assert f"| accuracy | {metrics['eval_accuracy']:.4f} |" in text
+    assert f"| loss | {metrics['eval_loss']:.4f} |" in text
+    for row in (
+        "training data | train.csv, 40 rows",
+        "validation data | validation.csv, 30 rows",
+        "tokens per text | up to 12",
+        "peak learning rate of tables and gates | 0.0600",
+        "learning_rate | 0.0030",
+        "train_batch_size | 5",
+        "seed | 7",
+        "training_steps | 2",
+    ):
+        assert f"| {row} |" in text
+    assert str(tmp_path) not in text
+    assert {result.metric_name: result.metric_value for result in card.data.eval_results} == {
+        "accuracy": metrics["eval_accuracy"],
+        "macro-F1": metrics["eval_f1_macro"],
+        "loss": metrics["eval_loss"],
+    }
+
+    # The next run into the same folder has its own numbers; what somebody has written stays.
+    run("text_classification", bert, out, classification_files, "--do_train --max_steps 1 --seed 8")
+    text, _ = card_of(out)
+    assert "| seed | 8 |" in text
+    assert "None were given for this model." in text
+    (out / "README.md").write_text("# Mine\n")
+    run("text_classification", bert, out, classification_files, "--do_train --max_steps 1")
+    assert (out / "README.md").read_text().endswith("# Mine\n")
+
+
+def test_the_card_of_a_language_model_has_its_perplexity(run, gpt2, tmp_path):
+    file = tmp_path / "book.txt"
+    file.write_text("".join(" ".join(WORDS) + "\n" for _ in range(10)))
+    data = f"--train_file {file} --validation_split_percentage 20 --block_size 8"
+    metrics = run("causal_lm", gpt2, tmp_path / "out", data, "--do_train --max_steps 1 --do_eval")
+    text, _ = card_of(tmp_path / "out")
+    assert f"| perplexity | {metrics['eval_perplexity']:.4f} |" in text
+    assert "| training data | book.txt, 8 rows |" in text
+    assert "| validation data | book.txt, 2 rows |" in text
+    assert "| tokens per block | 8 |" in text
+
+
+def test_the_card_of_a_plain_model_is_the_trainers(run, bert, classification_files, tmp_path):
+    run("text_classification", bert, tmp_path, classification_files, "--do_train --max_steps 1 --schemes none")
+    text = (tmp_path / "README.md").read_text()
+    assert "on the train.csv dataset" in text
+    assert "hf_relpos" not in text
+
+
+def test_nothing_is_written_about_a_model_that_was_not_trained(run, bert, tmp_path):
+    file = write_csv(tmp_path / "data.csv", ["text", "label"], [("w1", 0), ("w2", 1)])
+    run("text_classification", bert, tmp_path / "out", f"--validation_file {file} --do_eval")
+    assert not (tmp_path / "out" / "README.md").exists()
 
 
 def test_text_files_are_for_the_language_model_only(example):
@@ -541,13 +821,16 @@ def test_text_files_are_for_the_language_model_only(example):
         ),
         (
             "--do_train --text_column_name body",
-            r"no column 'body'.*\['text', 'label'\] with --text_column_name",
+            r"--train_file \S+train.csv has no column 'body'.*\['text', 'label'\] with --text_column_name",
         ),
         (
             "--do_train --label_column_name topic",
-            r"No column 'topic'.*\['text', 'label'\] with --label_column",
+            r"--train_file \S+train.csv has no column 'topic'.*\['text', 'label'\] with --label_column",
         ),
-        ("--do_eval", r"validation data has labels that the model does not: \['one', 'zero'\].*LABEL_0"),
+        ("--do_eval", r"--validation_file \S+ has labels that the model does not: \['one', 'zero'\].*LABEL_0"),
+        ("--do_train --max_seq_length 2", "--max_seq_length 2: 2 tokens are special ones"),
+        ("--do_train --max_train_samples 1", r"has only the label 'zero' \(with --max_train_samples 1\)"),
+        ("--do_train --resume_from_checkpoint {data}", "--resume_from_checkpoint .* has no trainer_state.json"),
         (
             f"--do_train --max_seq_length {TRAINED_LENGTH + 1}",
             f"--max_seq_length {TRAINED_LENGTH + 1}.*more than the {TRAINED_LENGTH} positions.*--native drop",
@@ -557,8 +840,15 @@ def test_text_files_are_for_the_language_model_only(example):
 def test_wrong_classification_runs_are_refused_before_training(
     run, bert, classification_files, tmp_path, options, message
 ):
-    with pytest.raises(ValueError, match=message):
-        run("text_classification", bert, tmp_path / "out", classification_files, options)
+    with pytest.raises(CommandError, match=message):
+        run(
+            "text_classification",
+            bert,
+            tmp_path / "out",
+            classification_files,
+            options.replace("{data}", str(tmp_path)),
+        )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -575,8 +865,9 @@ def test_wrong_classification_runs_are_refused_before_training(
 def test_wrong_language_model_runs_are_refused_before_training(run, gpt2, tmp_path, options, message):
     file = tmp_path / "text.txt"
     file.write_text("w1 w2\n")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(CommandError, match=message):
         run("causal_lm", gpt2, tmp_path / "out", f"--train_file {file}", options.replace("{file}", str(file)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_prediction_without_generation_is_refused(run, t5, tmp_path):
@@ -586,7 +877,7 @@ def test_prediction_without_generation_is_refused(run, t5, tmp_path):
 
 def test_rows_without_text_are_named(run, bert, tmp_path):
     file = write_csv(tmp_path / "train.csv", ["text", "label"], [("w1", "a"), ("", "b"), ("w3", "b")])
-    with pytest.raises(ValueError, match=r"Column 'text' must hold text, but row 1 has None.*1 in all"):
+    with pytest.raises(CommandError, match=r"train.csv: column 'text' must hold text, but row 1 has None.*1 in all"):
         run("text_classification", bert, tmp_path / "out", f"--train_file {file} --do_train")
 
 

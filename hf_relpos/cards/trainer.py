@@ -15,8 +15,12 @@ from hf_relpos.modeling.state import is_patched_model
 
 
 def write_from_trainer() -> None:
-    """From now on, write our card where the Trainer would write its own for a patched model."""
-    compat.replace_trainer_card(is_patched_model, _write)
+    """From now on, write our card where the Trainer would write its own for a patched model.
+
+    `create_model_card`, and `push_to_hub` which calls it, then take two arguments more: `metrics`, measured numbers in
+    place of those that the Trainer logged last, and `training`, rows about the run to stand before the Trainer's own.
+    """
+    compat.replace_trainer_card(is_patched_model, _write, more=("metrics", "training"))
 
 
 def _write(trainer: Any, model: Any, given: dict[str, Any]) -> None:
@@ -26,6 +30,7 @@ def _write(trainer: Any, model: Any, given: dict[str, Any]) -> None:
 
     from hf_relpos.cards.card import base_of, is_standalone, model_card
 
+    metrics, training = given.pop("metrics", None), given.pop("training", {})
     directory = Path(trainer.args.output_dir)
     path = directory / "README.md"
     summary = TrainingSummary.from_trainer(trainer, **given)
@@ -39,9 +44,10 @@ def _write(trainer: Any, model: Any, given: dict[str, Any]) -> None:
         model,
         getattr(trainer, "hub_model_id", None) or directory.resolve().name,
         base_model=known.get("base_model"),
-        metrics={name.lower().replace(" ", "_"): value for name, value in (summary.eval_results or {}).items()},
+        metrics=metrics
+        or {name.lower().replace(" ", "_"): value for name, value in (summary.eval_results or {}).items()},
         dataset=", ".join(_listed(summary.dataset)) or None,
-        training=summary.hyperparameters,
+        training={**training, **(summary.hyperparameters or {})},
         progress=summary.eval_lines or (),
         title=summary.model_name,
         license=summary.license,

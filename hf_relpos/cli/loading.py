@@ -31,10 +31,11 @@ def loading(option: str, source: str, what: str = "a model and its tokenizer") -
         raise CommandError(
             f"{option} {source} cannot be loaded. Give a folder with {what}, or the id of one on the Hub. The reason "
             f"({type(error).__name__}): {_first_line(error)}"
+            + (f" {_first_line(error.__cause__)}" if error.__cause__ else "")
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """The line that says what is wrong; others have lists of all there is, or advice for other cases."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["nothing is said"]
     return lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][:_LONGEST]} ..."

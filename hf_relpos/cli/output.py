@@ -1,4 +1,4 @@
-"""The folder that the demo writes into: a new one, an empty one, or one that it made itself."""
+"""Folders to write into; of the demo's, only a new one, an empty one, or one that it made itself."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hf_relpos.cli.errors import CommandError
 MARKER = ".made-by-hf-relpos-demo"
 
 
-def check_output(option: str, folder: Path) -> None:
-    """Refuse a folder that cannot be written, or that holds what somebody else has put there. Writes nothing.
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot be made or written into. Writes nothing.
 
     Args:
         option: The option that names the folder.
         folder: The folder, which need not exist.
 
     Raises:
-        CommandError: If it is one of these.
+        CommandError: If it cannot.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
@@ -28,7 +28,20 @@ def check_output(option: str, folder: Path) -> None:
         raise CommandError(
             f"{option} {folder}: nothing can be written into {there}. Give a folder where you may write."
         )
-    if there == folder and any(folder.iterdir()) and not (folder / MARKER).exists():
+
+
+def check_output(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot be written into, or that holds what somebody else has put there. Writes nothing.
+
+    Args:
+        option: The option that names the folder.
+        folder: The folder, which need not exist.
+
+    Raises:
+        CommandError: If it is one of these.
+    """
+    check_folder(option, folder)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARKER).exists():
         raise CommandError(
             f"{option} {folder} is there already, with files in it, and the demo did not make it (it has no file "
             f"{MARKER}). Give the name of a new folder, or move this one away."

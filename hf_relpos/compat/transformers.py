@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import nn
@@ -135,7 +135,9 @@ def name_in_model_lists(base_type: str, model_type: str, patched_name: Callable[
             )
 
 
-def replace_trainer_card(applies: Callable[[Any], bool], write: Callable[[Any, Any, dict[str, Any]], None]) -> None:
+def replace_trainer_card(
+    applies: Callable[[Any], bool], write: Callable[[Any, Any, dict[str, Any]], None], more: Collection[str]
+) -> None:
     """Have the Trainer's model card written by us, for some models; once, and if the Trainer is in use.
 
     There is no hook in ``Trainer.create_model_card``, so it is wrapped; for all other models it is what it was.
@@ -143,6 +145,7 @@ def replace_trainer_card(applies: Callable[[Any], bool], write: Callable[[Any, A
     Args:
         applies: whether to a model.
         write: called with the Trainer, the model, and the arguments that ``create_model_card`` was given.
+        more: names of arguments that it takes for such models besides those it has.
     """
     module = sys.modules.get("transformers.trainer")
     if module is None or hasattr(module.Trainer.create_model_card, "relpos_wrapped"):
@@ -155,9 +158,10 @@ def replace_trainer_card(applies: Callable[[Any], bool], write: Callable[[Any, A
         if not applies(model):
             original(trainer, *args, **kwargs)
         elif trainer.is_world_process_zero():
+            ours = {name: kwargs.pop(name) for name in more if name in kwargs}
             given = inspect.signature(original).bind(trainer, *args, **kwargs).arguments
             given.pop("self")
-            write(trainer, model, given)
+            write(trainer, model, {**given, **ours})
 
     create_model_card.relpos_wrapped = True  # type: ignore[attr-defined]
     module.Trainer.create_model_card = create_model_card
