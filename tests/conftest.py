@@ -29,4 +29,5 @@ def seeds() -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test with the mark ``pairs`` its rows; all the others of its grid only where ``-m`` names ``grid``."""
     for mark in metafunc.definition.iter_markers("pairs"):
-        metafunc.parametrize(*pairwise.rows_of(mark, with_grid="grid" in metafunc.config.option.markexpr))
+        names, rows = pairwise.rows_of(mark, with_grid="grid" in metafunc.config.option.markexpr)
+        metafunc.parametrize(names, rows, ids=pairwise.id_of)

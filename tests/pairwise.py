@@ -8,26 +8,34 @@ runs it on those left out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 
 Row = tuple[Any, ...]
-# One or two places of a row with their values.
+# Values at some places of a row.
 Part = tuple[tuple[int, Any], ...]
 
 
-def pairs(*, apart: Collection[str] = (), possible: Callable[..., bool] | None = None, **axes: Sequence[Any]) -> Any:
+def pairs(
+    *,
+    apart: Collection[str] = (),
+    along: Mapping[str, Sequence[Any]] | None = None,
+    possible: Callable[..., bool] | None = None,
+    **axes: Sequence[Any],
+) -> Any:
     """Run a test on rows in which every two values of different axes meet.
 
     Args:
         apart: names of axes whose values need not meet each other, because what they choose does not.
+        along: more axes, which are no part of the grid: on its rows they take turns.
         possible: given a row's values in order; False for a row that there is no sense in.
         axes: the values (hashable) of each of the test's arguments.
     """
-    return pytest.mark.pairs(axes, frozenset(apart), possible)
+    return pytest.mark.pairs(axes, along or {}, frozenset(apart), possible)
 
 
 def rows_of(mark: pytest.Mark, with_grid: bool) -> tuple[tuple[str, ...], list[Any]]:
@@ -35,39 +43,91 @@ def rows_of(mark: pytest.Mark, with_grid: bool) -> tuple[tuple[str, ...], list[A
 
     With the grid there are more, marked so: all rows, or, where axes are kept apart, those in which they too meet.
     """
-    axes, apart, possible = mark.args
-    rows = _grid(tuple(map(tuple, axes.values())), possible)
-    chosen = _covering(rows, frozenset(place for place, name in enumerate(axes) if name in apart))
-    whole = _covering(rows, frozenset()) if apart else rows
-    others = [pytest.param(*row, marks=pytest.mark.grid) for row in whole if with_grid and row not in chosen]
-    return tuple(axes), [*chosen, *others]
+    axes, along, apart, possible = mark.args
+    names = (*axes, *along)
+    values = tuple(map(tuple, (*axes.values(), *along.values())))
+    chosen = _covering(values, frozenset(names.index(name) for name in apart), possible)
+    others: list[Row] = []
+    if with_grid and apart:
+        others = [row for row in _covering(values, frozenset(), possible) if row not in chosen]
+    elif with_grid:
+        there = {row[: len(axes)] for row in chosen}
+        rows = _Rows(values, possible)
+        grid = (rows.with_part(tuple(enumerate(row))) for row in itertools.product(*axes.values()) if row not in there)
+        others = [row for row in grid if row is not None]
+    return names, [*chosen, *(pytest.param(*row, marks=pytest.mark.grid) for row in others)]
+
+
+def id_of(value: Any) -> str | None:
+    """What a value is called in the name of a test's row, where pytest would number it: a short tuple as it is."""
+    return str(value) if isinstance(value, tuple) and len(str(value)) < 30 else None
 
 
 @cache
-def _grid(axes: tuple[Row, ...], possible: Callable[..., bool] | None) -> tuple[Row, ...]:
-    return tuple(row for row in itertools.product(*axes) if possible is None or possible(*row))
-
-
-def _parts_of(row: Row, apart: frozenset[int]) -> list[Part]:
-    """What a row covers: each of its values, and each pair of them but those that are kept apart."""
-    both = itertools.combinations(enumerate(row), 2)
-    return [*((one,) for one in enumerate(row)), *(pair for pair in both if not {pair[0][0], pair[1][0]} <= apart)]
-
-
-@cache
-def _covering(rows: tuple[Row, ...], apart: frozenset[int]) -> tuple[Row, ...]:
-    """Some of the rows, in which all that any row covers is covered."""
-    parts_of = {row: _parts_of(row, apart) for row in rows}
-    rows_with: dict[Part, list[Row]] = {}
-    for row, parts in parts_of.items():
-        for part in parts:
-            rows_with.setdefault(part, []).append(row)
-    missing = dict.fromkeys(rows_with)
+def _covering(values: tuple[Row, ...], apart: frozenset[int], possible: Callable[..., bool] | None) -> tuple[Row, ...]:
+    """Rows in which each value is, and each pair of them but those that are kept apart."""
+    places = itertools.combinations(range(len(values)), 2)
+    meeting = [pair for pair in places if not apart.issuperset(pair)]
+    rows = _Rows(values, possible, meeting)
     chosen = []
-    while missing:
-        # Among the rows with the first of them, that with most of the others.
-        best = max(rows_with[next(iter(missing))], key=lambda row: sum(part in missing for part in parts_of[row]))
-        chosen.append(best)
-        for part in parts_of[best]:
-            missing.pop(part, None)
+    while rows.missing:
+        part = next(iter(rows.missing))
+        row = rows.with_part(part)
+        if row is None:
+            del rows.missing[part]  # in no possible row
+        else:
+            chosen.append(row)
     return tuple(chosen)
+
+
+class _Rows:
+    """Makes rows one after the other, each with as much as it can have of what no other has had.
+
+    Args:
+        values: those of each place.
+        possible: whether there may be a row.
+        meeting: the pairs of places whose values are to meet.
+
+    Attributes:
+        missing: what no row has had so far.
+    """
+
+    def __init__(
+        self,
+        values: tuple[Row, ...],
+        possible: Callable[..., bool] | None,
+        meeting: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.values = values
+        self.possible = possible
+        self.used = Counter[Part]()
+        self.missing: dict[Part, None] = {}
+        for places in (*meeting, *((place,) for place in range(len(values)))):
+            rows = itertools.product(*(values[place] for place in places))
+            self.missing.update(dict.fromkeys(tuple(zip(places, row, strict=True)) for row in rows))
+
+    def with_part(self, part: Part) -> Row | None:
+        """A row with some values given; None if there is no possible one."""
+        rows = self._with(dict(part))
+        row = next((row for row in rows if self.possible is None or self.possible(*row)), None)
+        if row is not None:
+            for had in (*itertools.combinations(enumerate(row), 2), *((one,) for one in enumerate(row))):
+                self.missing.pop(had, None)
+                self.used[had] += 1
+        return row
+
+    def _with(self, given: dict[int, Any]) -> Iterator[Row]:
+        """All rows with the values given, the best first."""
+        place = next((place for place in range(len(self.values)) if place not in given), None)
+        if place is None:
+            yield tuple(given[place] for place in range(len(self.values)))
+            return
+
+        def worth(value: Any) -> tuple[int, int]:
+            """How much it adds that is missing; then, how little it has been used beside the others."""
+            here = (place, value)
+            parts = [tuple(sorted((here, other), key=lambda one: one[0])) for other in given.items()]
+            return sum(part in self.missing for part in parts), -sum(self.used[part] for part in [*parts, (here,)])
+
+        for value in sorted(self.values[place], key=worth, reverse=True):
+            yield from self._with({**given, place: value})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import slow
 import tiny
 import torch
 from tiny import ENCODER_DECODERS, FAMILIES, assert_close, build, choices, few, fill, patched
@@ -34,7 +35,7 @@ def recorded(family, out):
 def test_attentions_equal_an_independent_computation_and_sum_to_one(family, scheme, native, gate):
     config = choices(scheme, native, gate)
     model = fill(patch_model(build(family, dtype=torch.float64), config))
-    reference = tiny.reference_of(model, build(family, dtype=torch.float64), config)
+    reference = slow.reference_of(model, build(family, dtype=torch.float64), config)
     batch = tiny.inputs(family)
     with torch.no_grad():
         ours = recorded(family, model(**batch, output_attentions=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import slow
 import tiny
 import torch
 from pairwise import pairs
@@ -31,7 +32,7 @@ def test_decoder_with_cross_attention_equals_the_slow_reference(family, native, 
     for scheme in ("shaw-per-head", "sum"):
         config = choices(scheme, native, "token")
         model = fill(patch_model(build(family, dtype=torch.float64, add_cross_attention=True), config))
-        reference = tiny.reference_of(model, build(family, dtype=torch.float64, add_cross_attention=True), config)
+        reference = slow.reference_of(model, build(family, dtype=torch.float64, add_cross_attention=True), config)
         batch = with_source(family, target, source)
         assert_close(tiny.logits(model, batch), tiny.logits(reference, batch))
 
@@ -50,7 +51,7 @@ def test_t5_with_any_source_and_target_length_equals_the_slow_reference(family, 
     target, source = lengths
     config = choices("sum", native, "token")
     model = fill(patch_model(build(family, dtype=torch.float64), config))
-    reference = tiny.reference_of(model, build(family, dtype=torch.float64), config)
+    reference = slow.reference_of(model, build(family, dtype=torch.float64), config)
     batch = {
         "input_ids": tiny.tokens(2, source),
         "attention_mask": (torch.arange(source) < torch.tensor([[source], [source - 2]])).long(),
@@ -90,8 +91,8 @@ def test_encoder_decoder_of_two_berts_equals_the_slow_reference(native, target, 
     patch_model(model.encoder, config)
     patch_model(model.decoder, config)
     fill(model)
-    tiny.reference_of(model.encoder, reference.encoder, config)
-    tiny.reference_of(model.decoder, reference.decoder, config)
+    slow.reference_of(model.encoder, reference.encoder, config)
+    slow.reference_of(model.decoder, reference.decoder, config)
     batch = {
         "input_ids": tiny.tokens(2, source),
         "attention_mask": (torch.arange(source) < torch.tensor([[source], [source - 2]])).long(),
@@ -105,7 +106,7 @@ def test_only_one_part_of_an_encoder_decoder_may_be_patched(part):
     config = choices("sum", "gate", "token")
     model, reference = two_berts(), two_berts()
     fill(patch_model(getattr(model, part), config))
-    tiny.reference_of(getattr(model, part), getattr(reference, part), config)
+    slow.reference_of(getattr(model, part), getattr(reference, part), config)
     batch = tiny.inputs("t5")
     assert_close(tiny.logits(model, batch), tiny.logits(reference, batch))
 

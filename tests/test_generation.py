@@ -8,7 +8,7 @@ import torch
 import transformers
 from pairwise import pairs
 from tiny import DECODERS, ENCODER_DECODERS, SCHEMES, assert_close, patched
-from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache, cache_utils
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache, QuantizedCache, cache_utils
 from transformers.utils import is_optimum_quanto_available
 
 # Longer than every clip distance and than the last bucket's distance, so that tables matter and clip.
@@ -45,66 +45,6 @@ def assert_logits_of_full_pass(model, family, given, out):
     assert_close(made.double(), full[:, -made.shape[1] :].double(), atol=1e-7)
 
 
-def in_parts(model, family, sizes, cache=None):
-    """Logits of a forward pass that gets its tokens in parts and keeps a cache."""
-    batch = tiny.inputs(family, length=sum(sizes), padding=False)
-    name, more = "input_ids", {}
-    if family in ENCODER_DECODERS:
-        name, mask = "decoder_input_ids", tiny.inputs(family)["attention_mask"]
-        batch = {"decoder_input_ids": tiny.tokens(3, sum(sizes)), "attention_mask": mask}
-        with torch.no_grad():
-            more["encoder_outputs"] = model.get_encoder()(tiny.tokens(3, mask.shape[1], seed=4), attention_mask=mask)
-        more["attention_mask"] = mask
-    ids, logits, start = batch[name], [], 0
-    full = tiny.logits(model, {name: ids, **more}, use_cache=False)
-    for size in sizes:
-        part = {name: ids[:, start : start + size], **more}
-        with torch.no_grad():
-            out = model(**part, use_cache=True, **tiny.caching(model, cache))
-        cache = tiny.cache_of(out)
-        logits.append(out.logits)
-        start += size
-    return torch.cat(logits, 1), full
-
-
-@pytest.mark.core
-@tiny.pairs(*DECODERS)
-def test_cached_logits_equal_a_full_pass(family, scheme, native, gate):
-    model = patched(family, scheme, native, gate, torch.float64)
-    for sizes in ((1,) * 9, (3, 4), (6, 1), (2, 5, 1, 3)):
-        cached, full = in_parts(model, family, sizes)
-        assert_close(cached, full, atol=1e-7)
-
-
-def static_cache(model, family, length):
-    if family not in ENCODER_DECODERS:
-        return StaticCache(model.config, max_cache_len=length)
-    return EncoderDecoderCache(
-        StaticCache(model.config.get_text_config(decoder=True), max_cache_len=length), DynamicCache()
-    )
-
-
-@pytest.mark.core
-@tiny.few(*DECODERS)
-def test_logits_with_a_static_cache_equal_a_full_pass(family, scheme, native, gate):
-    """Its position is a tensor that it moves before attention runs."""
-    for engine in ("eager", "blockwise"):
-        model = patched(family, scheme, native, gate, torch.float64, engine=engine)
-        for sizes in ((1,) * 9, (3, 4), (6, 1), (2, 5, 1, 3)):
-            cached, full = in_parts(model, family, sizes, static_cache(model, family, 14))
-            assert_close(cached, full, atol=1e-7)
-
-
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("family", DECODERS)
-def test_cached_logits_equal_a_full_pass_with_a_window(family, window):
-    for engine in ("eager", "blockwise"):
-        model = patched(family, "sum", "gate", "token", torch.float64, window=window, engine=engine)
-        for cache in (None, static_cache(model, family, 14)):
-            cached, full = in_parts(model, family, (4, 1, 1, 5, 1), cache)
-            assert_close(cached, full, atol=1e-7)
-
-
 def sliding_cache(family, layer, window):
     """A cache that forgets what a window no longer reaches: it holds one key fewer than its size, and the new one."""
     sizes = {"sliding_window": window + 1}
@@ -122,7 +62,7 @@ def test_logits_with_a_sliding_cache_as_wide_as_the_window_equal_a_full_pass(fam
     for engine in ("eager", "blockwise"):
         model = patched(family, "sum", "gate", "token", torch.float64, window=window, engine=engine)
         for sizes in ((1,) * 9, (4, 1, 1, 5, 1)):
-            cached, full = in_parts(model, family, sizes, sliding_cache(family, layer, window))
+            cached, full = tiny.in_parts(model, family, sizes, sliding_cache(family, layer, window))
             assert_close(cached, full, atol=1e-7)
 
 
@@ -140,7 +80,7 @@ def test_logits_with_a_quantised_cache_are_off_by_the_quantisation_only(family, 
     if not there:
         pytest.skip(reason)
     model = tiny.fill(patched(family, "sum", "gate", "head"), seed=3)
-    cached, full = in_parts(model, family, (4, *(1,) * 8), QuantizedCache(backend, model.config, **arguments))
+    cached, full = tiny.in_parts(model, family, (4, *(1,) * 8), QuantizedCache(backend, model.config, **arguments))
     off = (cached - full).norm() / full.norm()
     moved = (cached[:, 1:] - full[:, :-1]).norm() / full.norm()
     assert 0 < off < 0.1
@@ -157,15 +97,6 @@ def test_generation_with_an_offloaded_cache_equals_generation_with_the_plain_one
     out = generate(model, family, given, cache_implementation=cache, disable_compile=True)
     assert torch.equal(out.sequences, expected.sequences)
     assert_close(torch.stack(out.logits), torch.stack(expected.logits))
-
-
-@pytest.mark.parametrize("layers", [[0], [1]])
-@pytest.mark.parametrize("family", DECODERS)
-def test_cached_logits_equal_a_full_pass_with_some_layers_or_shared_ones(family, layers):
-    for share_layers in (False, True):
-        model = patched(family, "sum", "gate", "token", torch.float64, layers=layers, share_layers=share_layers)
-        cached, full = in_parts(model, family, (4, 1, 1, 5, 1))
-        assert_close(cached, full, atol=1e-7)
 
 
 @pytest.mark.core

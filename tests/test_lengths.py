@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import slow
 import tiny
 import torch
 import transformers
@@ -38,7 +39,7 @@ def calls(model, family):
 
 
 @pytest.mark.core
-@pairs(family=tiny.ABSOLUTE, scheme=SCHEMES, gate=tiny.GATES)
+@pairs(family=tiny.ABSOLUTE, scheme=SCHEMES, gate=tiny.GATES, apart=("family", "scheme"))
 def test_dropped_positions_free_the_length_however_the_input_is_given(family, scheme, gate):
     model = patched(family, scheme, "drop", gate, torch.float64)
     config = choices(scheme, "drop", gate)
@@ -47,7 +48,7 @@ def test_dropped_positions_free_the_length_however_the_input_is_given(family, sc
     longer = LONG + 1 if family == "roberta" else LONG
     reference = build(family, dtype=torch.float64, **{name: longer})
     reference.load_state_dict({k: v for k, v in model.state_dict().items() if "relpos" not in k}, strict=False)
-    expected = tiny.logits(tiny.reference_of(model, reference, config), calls(model, family)["ids"])
+    expected = tiny.logits(slow.reference_of(model, reference, config), calls(model, family)["ids"])
     for batch in calls(model, family).values():
         assert_close(tiny.logits(model, batch), expected)
 
@@ -119,7 +120,7 @@ def test_generation_beyond_kept_positions_is_the_same_value_error(family):
 def test_t5_knows_no_limit_and_its_native_bias_stays_exact_far_out(family, native):
     config = choices("sum", native, "token")
     model = patched(family, "sum", native, "token", torch.float64)
-    reference = tiny.reference_of(model, build(family, dtype=torch.float64), config)
+    reference = slow.reference_of(model, build(family, dtype=torch.float64), config)
     batch = {"input_ids": tiny.tokens(1, 90), "decoder_input_ids": tiny.tokens(1, 70, seed=5)}
     assert_close(tiny.logits(model, batch), tiny.logits(reference, batch))
 

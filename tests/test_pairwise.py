@@ -60,3 +60,18 @@ def test_the_grid_of_axes_kept_apart_is_where_they_meet():
     met = parts([*chosen, *(row.values for row in more)], 0, 1)
     assert met == parts(itertools.product(*AXES.values()), 0, 1)
     assert len(more) <= len(rows(**AXES))
+
+
+def test_axes_along_a_grid_meet_all_others_and_take_turns_in_the_grid():
+    along = {"speed": (1, 2), "taste": ("sweet", "sour", "salt")}
+    whole = rows(with_grid=True, along=along, **AXES)
+    chosen = rows(along=along, **AXES)
+    assert len(chosen) <= 1.1 * 6 * 8
+    every = list(itertools.product(*AXES.values(), *along.values()))
+    for places in itertools.combinations(range(6), 2):
+        assert parts(chosen, *places) == parts(every, *places)
+    others = [row.values for row in whole[len(chosen) :]]
+    assert sorted({row[:4] for row in [*chosen, *others]}) == sorted(itertools.product(*AXES.values()))
+    assert len(others) == 432 - len(chosen)
+    turns = [sum(row[5] == taste for row in others) for taste in along["taste"]]
+    assert max(turns) - min(turns) < 20

@@ -1,23 +1,30 @@
-"""Tiny models with large random weights, inputs for them, and a slow reference that shares no code with the package."""
+"""Tiny models with large random weights, inputs for them, and what there is to compare of them."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import inspect
-import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pairwise
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_relpos import ClippedBias, RelPosConfig, Shaw, T5Bias, patch_model
+from hf_relpos import (
+    ALiBi,
+    ClippedBias,
+    DynamicConvolution,
+    RelativeKeyQuery,
+    RelPosConfig,
+    Rotary,
+    Shaw,
+    T5Bias,
+    patch_model,
+)
 
 transformers.logging.disable_progress_bar()
 
@@ -95,41 +102,76 @@ BART_LIKE = {
     "forced_eos_token_id": None,
 }
 
-# name: (config class, config arguments, class of the head)
-_FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "bert": ("BertConfig", BERT_LIKE, "BertForMaskedLM"),
-    "bert-decoder": ("BertConfig", {**BERT_LIKE, "is_decoder": True, "eos_token_id": None}, "BertLMHeadModel"),
-    "roberta": ("RobertaConfig", ROBERTA_LIKE, "RobertaForMaskedLM"),
-    "distilbert": ("DistilBertConfig", DISTILBERT_LIKE, "DistilBertForMaskedLM"),
-    "gpt2": ("GPT2Config", GPT2_LIKE, "GPT2LMHeadModel"),
-    "bart": ("BartConfig", BART_LIKE, "BartForConditionalGeneration"),
-    "t5": ("T5Config", T5_LIKE, "T5ForConditionalGeneration"),
-    "mt5": ("MT5Config", T5_LIKE, "MT5ForConditionalGeneration"),
-    "umt5": ("UMT5Config", T5_LIKE, "UMT5ForConditionalGeneration"),
-}
-FAMILIES = tuple(_FAMILIES)
-T5_LIKES = ("t5", "mt5", "umt5")
-ENCODER_DECODERS = ("bart", *T5_LIKES)
-DECODERS = ("bert-decoder", "gpt2", *ENCODER_DECODERS)
-ABSOLUTE = ("bert", "bert-decoder", "roberta", "distilbert", "gpt2", "bart")
-# The config arguments with the number of layers.
-DEPTH = {
-    **dict.fromkeys(FAMILIES, ("num_hidden_layers",)),
-    "distilbert": ("n_layers",),
-    "bart": ("encoder_layers", "decoder_layers"),
-    **dict.fromkeys(T5_LIKES, ("num_layers",)),
-}
+
+@dataclass(frozen=True)
+class Tiny:
+    """All that the tests know of a kind of model; a new family needs a row of these in ``MODELS``.
+
+    Attributes:
+        family: the name it is registered under.
+        config: its config class in Transformers.
+        arguments: those of a config that make it tiny, with dropout off.
+        head: the class of its head for tokens.
+        auto: the Auto class that finds that head.
+        attention: how the names of its self-attention classes end.
+        native: how the paths of its native tables end.
+        limit: the argument that says how many positions there are; None where there is no limit.
+        first: the number of the first position; None where positions cannot be given.
+        depth: the arguments that say how many layers there are.
+    """
+
+    family: str
+    config: str
+    arguments: dict[str, Any]
+    head: str
+    auto: str
+    attention: str
+    native: str
+    limit: str | None = None
+    first: int | None = 0
+    depth: tuple[str, ...] = ("num_hidden_layers",)
+
+
+_BERT = {"native": "position_embeddings", "limit": "max_position_embeddings"}
+_T5 = {"auto": "AutoModelForSeq2SeqLM", "native": "relative_attention_bias", "first": None, "depth": ("num_layers",)}
+MODELS = {
+    "bert": Tiny(
+        "bert", "BertConfig", BERT_LIKE, "BertForMaskedLM", "AutoModelForMaskedLM", "BertSelfAttention", **_BERT
+    ),
+    "bert-decoder": Tiny(
+        "bert", "BertConfig", {**BERT_LIKE, "is_decoder": True, "eos_token_id": None},
+        "BertLMHeadModel", "AutoModelForCausalLM", "BertSelfAttention", **_BERT,
+    ),
+    "roberta": Tiny(
+        "roberta", "RobertaConfig", ROBERTA_LIKE,
+        "RobertaForMaskedLM", "AutoModelForMaskedLM", "RobertaSelfAttention", first=1, **_BERT,
+    ),
+    "distilbert": Tiny(
+        "distilbert", "DistilBertConfig", DISTILBERT_LIKE,
+        "DistilBertForMaskedLM", "AutoModelForMaskedLM", "DistilBertSelfAttention", depth=("n_layers",), **_BERT,
+    ),
+    "gpt2": Tiny(
+        "gpt2", "GPT2Config", GPT2_LIKE,
+        "GPT2LMHeadModel", "AutoModelForCausalLM", "GPT2Attention", "wpe", "n_positions",
+    ),
+    "bart": Tiny(
+        "bart", "BartConfig", BART_LIKE,
+        "BartForConditionalGeneration", "AutoModelForSeq2SeqLM", "BartAttention", "embed_positions",
+        "max_position_embeddings", first=None, depth=("encoder_layers", "decoder_layers"),
+    ),
+    "t5": Tiny("t5", "T5Config", T5_LIKE, "T5ForConditionalGeneration", attention="T5Attention", **_T5),
+    "mt5": Tiny("mt5", "MT5Config", T5_LIKE, "MT5ForConditionalGeneration", attention="MT5Attention", **_T5),
+    "umt5": Tiny("umt5", "UMT5Config", T5_LIKE, "UMT5ForConditionalGeneration", attention="UMT5Attention", **_T5),
+}  # fmt: skip
+FAMILIES = tuple(MODELS)
+AUTO_HEAD = {name: model.auto for name, model in MODELS.items()}
+ENCODER_DECODERS = tuple(name for name, auto in AUTO_HEAD.items() if auto == "AutoModelForSeq2SeqLM")
+DECODERS = tuple(name for name, auto in AUTO_HEAD.items() if auto != "AutoModelForMaskedLM")
+T5_LIKES = tuple(name for name, model in MODELS.items() if model.native == "relative_attention_bias")
+ABSOLUTE = tuple(name for name, model in MODELS.items() if model.limit is not None)
+DEPTH = {name: model.depth for name, model in MODELS.items()}
 # One of each kind, for what does not depend on a relative's names and heads.
 KINDS = ("bert", "gpt2", "t5")
-# The head of a family through the Auto classes.
-AUTO_HEAD = {
-    "bert": "AutoModelForMaskedLM",
-    "bert-decoder": "AutoModelForCausalLM",
-    "roberta": "AutoModelForMaskedLM",
-    "distilbert": "AutoModelForMaskedLM",
-    "gpt2": "AutoModelForCausalLM",
-    **dict.fromkeys(ENCODER_DECODERS, "AutoModelForSeq2SeqLM"),
-}
 
 SCHEMES: dict[str, Any] = {
     "shaw": Shaw(max_distance=3),
@@ -139,7 +181,13 @@ SCHEMES: dict[str, Any] = {
     "shaw-value": Shaw(max_distance=3, key=False),
     "t5": T5Bias(num_buckets=8, max_distance=6),
     "clipped": ClippedBias(max_distance=5),
+    "alibi": ALiBi(),
+    "alibi-learned": ALiBi(learned=True),
+    "key-query": RelativeKeyQuery(max_distance=3),
+    "rotary": Rotary(base=100.0),
+    "convolution": DynamicConvolution(kernel_size=3),
     "sum": (Shaw(max_distance=2, per_head=True, rank=3), T5Bias(num_buckets=8, max_distance=6), ClippedBias(3)),
+    "sum-of-kinds": (ALiBi(learned=True), Rotary(fraction=0.5), DynamicConvolution(kernel_size=5)),
 }
 NATIVE = ("keep", "gate", "drop")
 GATES = ("none", "head", "token")
@@ -150,9 +198,9 @@ def pairs(*families: str, **more: Any) -> Any:
     return pairwise.pairs(family=families or FAMILIES, scheme=SCHEMES, native=NATIVE, gate=GATES, **more)
 
 
-def few(*families: str) -> Any:
+def few(*families: str, **more: Any) -> Any:
     """The same but for families and schemes, which know nothing of each other: half as many rows."""
-    return pairs(*families, apart=("family", "scheme"))
+    return pairs(*families, apart=("family", "scheme"), **more)
 
 
 def choices(scheme: str, native: str = "gate", gate: str = "head", **more: Any) -> RelPosConfig:
@@ -192,15 +240,15 @@ def mended(stock: nn.Module) -> Any:
 
 
 def config_of(family: str, **arguments: Any) -> Any:
-    name, defaults, _ = _FAMILIES[family]
-    return getattr(transformers, name)(**{**defaults, **arguments})
+    made = MODELS[family]
+    return getattr(transformers, made.config)(**{**made.arguments, **arguments})
 
 
 def build(family: str, cls: str | None = None, dtype: torch.dtype = torch.float32, **arguments: Any) -> Any:
     """A stock model in eval mode. Each call gives an independent one; equal arguments give equal weights."""
-    config, defaults, head = _FAMILIES[family]
-    arguments = {**defaults, **arguments}
-    return copy.deepcopy(_prototype(cls or head, config, tuple(arguments.items()), dtype))
+    made = MODELS[family]
+    arguments = {**made.arguments, **arguments}
+    return copy.deepcopy(_prototype(cls or made.head, made.config, tuple(arguments.items()), dtype))
 
 
 def fill(model: nn.Module, seed: int = 1, std: float = 0.8) -> Any:
@@ -267,6 +315,28 @@ def cache_of(out: Any) -> Any:
     return out["cache"] if "cache" in out else out["past_key_values"]
 
 
+def in_parts(model, family, sizes, cache=None):
+    """Logits of a forward pass that gets its tokens in parts and keeps a cache."""
+    batch = inputs(family, length=sum(sizes), padding=False)
+    name, more = "input_ids", {}
+    if family in ENCODER_DECODERS:
+        name, mask = "decoder_input_ids", inputs(family)["attention_mask"]
+        batch = {"decoder_input_ids": tokens(3, sum(sizes)), "attention_mask": mask}
+        with torch.no_grad():
+            more["encoder_outputs"] = model.get_encoder()(tokens(3, mask.shape[1], seed=4), attention_mask=mask)
+        more["attention_mask"] = mask
+    ids, made, start = batch[name], [], 0
+    full = logits(model, {name: ids, **more}, use_cache=False)
+    for size in sizes:
+        part = {name: ids[:, start : start + size], **more}
+        with torch.no_grad():
+            out = model(**part, use_cache=True, **caching(model, cache))
+        cache = cache_of(out)
+        made.append(out.logits)
+        start += size
+    return torch.cat(made, 1), full
+
+
 def real_logits(model: nn.Module, batch: dict[str, Tensor], **more: Any) -> Tensor:
     """The logits of the tokens that are no padding, one row each."""
     out = logits(model, batch, **more)
@@ -286,130 +356,14 @@ def differ(first: Tensor, second: Tensor) -> float:
     return (first - second).abs().max().item()
 
 
-# The slow reference: a stock model with an attention function that looks up every pair of positions.
-
-REFERENCE = "slow_reference"
-
-
-def reference_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    queries, keys = query.shape[2], key.shape[2]
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    recipe = module.__dict__.get("slow_relpos", {"config": None, "schemes": [], "gate": None})
-    scores = torch.einsum("bhid,bhjd->bhij", query, key) * scaling
-    gate = query.new_ones(1, 1, 1)
-    if recipe["gate"] is not None:
-        weight, bias = recipe["gate"]
-        gate = weight[None, :, None]
-        if bias is not None:
-            gate = 2 * torch.sigmoid(torch.einsum("bhid,hd->bhi", query, weight) + bias[None, :, None])
-    at = torch.arange(queries) + keys - queries
-    offsets = torch.arange(keys)[None, :] - at[:, None]
-    for scheme, table in recipe["schemes"]:
-        if isinstance(scheme, T5Bias):
-            # Not `is_causal` where there is the other: it is wrong in UMT5 of Transformers 5.15.
-            causal = getattr(module, "is_decoder", None)
-            causal = module.is_causal if causal is None else causal
-            buckets = T5Attention._relative_position_bucket(
-                offsets, not causal, scheme.num_buckets, scheme.max_distance
-            )
-            scores = scores + gate[..., None] * table["bucket_table"][:, buckets]
-            continue
-        index = offsets.clamp(-scheme.max_distance, scheme.max_distance) + scheme.max_distance
-        if "bias_table" in table:
-            scores = scores + gate[..., None] * table["bias_table"][:, index]
-        if "key_table" in table:
-            vectors = table["key_table"][:, index].expand(query.shape[1], -1, -1, -1)
-            scores = scores + scaling * gate[..., None] * torch.einsum("bhid,hijd->bhij", query, vectors)
-    if position_bias is not None:
-        scores = scores + position_bias
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    if recipe["config"] is not None and recipe["config"].window is not None:
-        scores = scores.masked_fill(offsets.abs() > recipe["config"].window, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1)
-    output = torch.einsum("bhij,bhjd->bhid", weights, value)
-    for scheme, table in recipe["schemes"]:
-        if "value_table" in table:
-            index = offsets.clamp(-scheme.max_distance, scheme.max_distance) + scheme.max_distance
-            vectors = table["value_table"][:, index].expand(query.shape[1], -1, -1, -1)
-            output = output + gate[..., None] * torch.einsum("bhij,hijd->bhid", weights, vectors)
-    return output.transpose(1, 2).contiguous(), weights
-
-
-AttentionInterface.register(REFERENCE, reference_attention)
-AttentionMaskInterface.register(REFERENCE, eager_mask)
-
-
 def self_attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Path and module of each self-attention, told apart from cross-attention by the names Transformers gives them."""
-    names = (
-        *("BertSelfAttention", "RobertaSelfAttention", "DistilBertSelfAttention"),
-        *("GPT2Attention", "BartAttention", "T5Attention", "MT5Attention", "UMT5Attention"),
-    )
+    names = tuple(made.attention for made in MODELS.values())
     for path, module in model.named_modules():
-        if type(module).__name__.removeprefix("RelPos") in names and not path.endswith(
+        if type(module).__name__.endswith(names) and not path.endswith(
             ("EncDecAttention", "crossattention", "encoder_attn")
         ):
             yield path, module
-
-
-def reference_of(model: nn.Module, stock: Any, config: RelPosConfig) -> Any:
-    """A stock model that computes what the patched ``model`` must compute.
-
-    Args:
-        model: patched; only its state dict is read.
-        stock: a stock model with the weights that ``model`` had before; changed and returned.
-        config: the choices of the patch.
-    """
-    state = model.state_dict()
-    depth: dict[str, int] = {}
-    for path, module in self_attentions(stock):
-        stack = re.split(r"\.(?:block|layer|layers|h)\.", path)[0]
-        layer = depth[stack] = depth.get(stack, -1) + 1
-        if config.layers is not None and layer not in config.layers:
-            continue
-        prefix = f"{path}.relpos."
-        if config.share_layers:
-            # The model next above a stack's layers has them; the encoder of BERT and its kin is not a model itself.
-            owner = re.sub("(encoder|transformer)$", "", stack) if "bert" in stack else stack + "."
-            prefix = f"{owner}relpos."
-        schemes = []
-        for index, scheme in enumerate(config.schemes):
-            tables = {}
-            for name in ("key_table", "value_table", "bias_table", "bucket_table"):
-                at = f"{prefix}schemes.{index}.{name}."
-                if at + "weight" in state:
-                    tables[name] = state[at + "weight"]
-                elif at + "left" in state:
-                    tables[name] = torch.einsum("tkr,trd->tkd", state[at + "left"], state[at + "right"])
-            assert tables, f"no table of {scheme} at {prefix}"
-            schemes.append((scheme, tables))
-        gate = None
-        if config.gate != "none":
-            gate = (state[prefix + "gate.weight"], state.get(prefix + "gate.bias"))
-        module.__dict__["slow_relpos"] = {"config": config, "schemes": schemes, "gate": gate}
-    with torch.no_grad():
-        for path, module in stock.named_modules():
-            if path.endswith(("position_embeddings", "wpe", "embed_positions", "relative_attention_bias")):
-                if config.native == "drop":
-                    module.weight.zero_()
-                elif config.native == "gate":
-                    module.weight.mul_(state[f"{path}.relpos_gate.weight"])
-    stock.set_attn_implementation(REFERENCE)
-    for module in stock.modules():
-        if isinstance(module, transformers.PreTrainedModel):  # 5.15 leaves out the stacks' own configs
-            module.config._attn_implementation = REFERENCE
-    return stock
 
 
 # What a model is, for comparisons before and after.
@@ -475,3 +429,22 @@ def train(model: nn.Module, family: str, steps: int = 2, rate: float = 0.05) -> 
         losses.append(loss.item())
     model.eval()
     return losses
+
+
+NOTHING_WRONG = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+
+
+def load(cls, folder, **arguments):
+    """Load and insist that no key was missing, unexpected or of another shape."""
+    model, info = cls.from_pretrained(folder, output_loading_info=True, **arguments)
+    assert {name: info.get(name) for name in NOTHING_WRONG if info.get(name)} == {}
+    return model
+
+
+def assert_equal_models(model, other, batch):
+    assert type(other) is type(model)
+    assert list(other.state_dict()) == list(model.state_dict())
+    for name, tensor in model.state_dict().items():
+        assert other.state_dict()[name].dtype == tensor.dtype, name
+        assert torch.equal(other.state_dict()[name], tensor), name
+    assert torch.equal(logits(other, batch), logits(model, batch))
