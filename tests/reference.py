@@ -124,7 +124,7 @@ def allowed_pairs(
         if rule is not None and not rule(b, h, position, j):
             return False
         if dense is not None:
-            entry = dense[b % dense.shape[0], h % dense.shape[1], i, j]
+            entry = dense[b % dense.shape[0], h % dense.shape[1], i % dense.shape[2], j]
             return bool(entry) if dense.dtype == torch.bool else bool(entry > torch.finfo(dense.dtype).min)
         return True
 

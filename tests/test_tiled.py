@@ -130,46 +130,6 @@ def assert_equal(tensors: dict[str, Tensor], engine: str, tolerance: float = 1e-
 
 
 @small_blocks
-@pytest.mark.core
-@pairs(case=CASES, causal=(False, True), padded=(False, True))
-def test_output_and_gradients_equal_the_reference(case: tuple[str, tuple[str, ...]], causal: bool, padded: bool):
-    assert_equal(make(case[1]), case[0], causal=causal, padding=PADDING if padded else None)
-
-
-@small_blocks
-@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
-@pytest.mark.parametrize("window", [0, 2, 7, 40])
-@pytest.mark.parametrize("engine", ["dense", "banded"])
-def test_a_window_equals_the_reference(engine: str, window: int, causal: bool):
-    assert_equal(make(COMBINATIONS[-1]), engine, causal=causal, window=window, padding=PADDING)
-    assert_equal(make(("bias",), k=9), engine, causal=causal, window=window)
-
-
-@small_blocks
-@pytest.mark.parametrize("shape", [
-    {"queries": 1, "keys": 1},
-    {"queries": 5, "keys": 5, "k": 9},
-    {"queries": 4, "keys": 4, "k": 1},
-    {"queries": 17, "keys": 17, "k": 1},
-    {"queries": 17, "keys": 17, "k": 16},
-    {"queries": 9, "keys": 30, "k": 29, "offset": 13},
-    {"queries": 9, "keys": 30, "offset": 13},
-    {"queries": 9, "keys": 30, "offset": 0},
-    {"queries": 1, "keys": 30, "offset": 29},
-    {"heads": 6, "key_heads": 2},
-    {"heads": 5, "key_heads": 5},
-    {"shared": True},
-    {"batch": 1},
-], ids=str)  # fmt: skip
-@rich_engines
-def test_odd_shapes_equal_the_reference(engine: str, terms: tuple[str, ...], shape: dict[str, Any]):
-    offset = shape.get("offset", 0)
-    shape = {name: value for name, value in shape.items() if name != "offset"}
-    for causal in (False, True):
-        assert_equal(make(terms, **shape), engine, causal=causal, offset=offset)
-
-
-@small_blocks
 @settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
