@@ -34,6 +34,7 @@ from hf_relpos import (
     unpatch_model,
 )
 from hf_relpos.families import BUILT_IN, FAMILIES, AbsoluteEmbedding, Family, RotaryPositions, ScoreBias
+from hf_relpos.families.bart import BART
 from hf_relpos.families.bert import BERT
 
 LLAMA = Family(
@@ -366,6 +367,40 @@ def test_tables_of_their_own_class_are_copied_and_pickled_with_it(native):
         assert tiny.differ(tiny.logits(twin, batch), tiny.logits(model, batch)) > 0.05
         tables = [unpatch_model(twin).model.encoder.embed_positions, twin.model.decoder.embed_positions]
         assert {type(table).__name__ for table in tables} == {"BartLearnedPositionalEmbedding"}
+
+
+def test_table_that_is_given_no_tensor_can_be_dropped(register):
+    """Marian's are asked for the rows of a shape. Dropped ones add what tables of zeros add."""
+    owners = ("MarianEncoder", "MarianDecoder")
+    register(
+        dataclasses.replace(
+            BART,
+            package="marian",
+            config="MarianConfig",
+            attention="MarianAttention",
+            natives=tuple(AbsoluteEmbedding(owner=owner, table="embed_positions") for owner in owners),
+        )
+    )
+    config = transformers.MarianConfig(**{**tiny.BART_LIKE, "forced_eos_token_id": 0})
+    model = tiny.randomise(transformers.MarianMTModel(config).eval())
+    stock = copy.deepcopy(model)
+    for stack in (stock.model.encoder, stock.model.decoder):
+        nn.init.zeros_(stack.embed_positions.weight)
+    batch = tiny.inputs("bart")
+    assert_close(tiny.logits(patch_model(model, RelPosConfig("shaw", native="drop")), batch), tiny.logits(stock, batch))
+
+
+@pytest.mark.parametrize("native", ["keep", "gate", "drop"])
+def test_resizing_the_positions_of_a_patched_model_is_refused_and_that_of_an_unpatched_one_works(native):
+    model = tiny.patched("distilbert", native=native)
+    batch, before = tiny.inputs("distilbert"), tiny.snapshot(model)
+    for part in (model, model.distilbert):
+        with pytest.raises(PatchStateError, match=r"resized to 20: .*unpatch_model"):
+            part.resize_position_embeddings(20)
+    assert_same(before, tiny.snapshot(model))
+    unpatch_model(model).resize_position_embeddings(20)
+    tiny.logits(patch_model(model, RelPosConfig("shaw", native=native)), batch)
+    assert patch_report(model).trained_length == 20
 
 
 def test_each_table_of_a_model_has_a_gate_that_acts():

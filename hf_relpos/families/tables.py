@@ -138,8 +138,9 @@ class DroppedTable(nn.Module):
         """A zero without dimensions, which takes on the dtype of whatever it is added to.
 
         Args:
-            *args: what the table took; the zero is on the device of the first tensor among them.
+            *args: what the table took; the zero is on the device of the first tensor among them. Where there is none
+                (Marian's table takes a shape), it is on the CPU, from where a single number goes to any device.
             **kwargs: likewise.
         """
-        tensors = (given for given in (*args, *kwargs.values()) if isinstance(given, Tensor))
-        return torch.zeros((), device=next(tensors).device)
+        devices = (given.device for given in (*args, *kwargs.values()) if isinstance(given, Tensor))
+        return torch.zeros((), device=next(devices, "cpu"))

@@ -72,6 +72,18 @@ class RelPosModelMixin(_Base):
         """Keep our attention, and say so: any other would leave the relative positions out."""
         warn_of_other_attention(attn_implementation)
 
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Refused: a family that can do it puts a table of its own in the place of the gated, bounded or dropped one.
+
+        Raises:
+            PatchStateError: always.
+        """
+        raise PatchStateError(
+            f"{type(self).__name__} cannot have its positions resized to {new_num_position_embeddings}: the table is "
+            "part of the patch. Resize the plain model's (unpatch_model makes it one again), then patch it; or patch "
+            'with native="drop", which knows no length.'
+        )
+
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Refused, also for ``generate_batch``, which calls it.
 
