@@ -53,7 +53,7 @@ def refused(error, *words, model=None, relpos="shaw", call=None):
     [
         ("shwa", ("'shwa'", "'shaw'", "'t5'", "'clipped'")),
         (["shaw", "rope"], ("'rope'", "'shaw'")),
-        ({"schemes": [{"type": "alibi"}]}, ("'alibi'", "'shaw'")),
+        ({"schemes": [{"type": "sandwich"}]}, ("'sandwich'", "'shaw'")),
         ({"schemes": [{"type": "shaw", "distance": 3}]}, ("Shaw", "'distance'", "'max_distance'")),
         ({"schemes": ["shaw"], "gates": "head"}, ("RelPosConfig", "'gates'", "'gate'")),
         ({"schemes": [{"max_distance": 3}]}, ("None", "'shaw'")),

@@ -280,7 +280,7 @@ def test_every_file_is_readable_versioned_licensed_and_found_by_the_loader():
 
 
 def test_each_copy_of_the_code_has_an_attention_name_of_its_own():
-    text = bundle.bundled_files()["relpos_modeling_configs.py"]
+    text = bundle.bundled_files()["relpos_names.py"]
     line = re.search(r"^ATTENTION_NAME = .*$", text, re.MULTILINE)[0]
     assert "sha256(__name__.encode())" in line
     names: list[dict[str, Any]] = [
@@ -307,9 +307,7 @@ def test_what_cannot_be_bundled_is_refused_with_its_line(text, message, monkeypa
 
 
 def test_relative_imports_and_other_names_are_followed(monkeypatch):
-    text = (
-        '"""Doc."""\n\nfrom .engines import eager as slow, attend\n\n\ndef late():\n    from .terms import widen as w\n'
-    )
+    text = '"""Doc."""\n\nfrom ..engines import eager as slow, attend\n\n\ndef late():\n    from ..terms import widen as w\n'
     monkeypatch.setitem(bundle._STAND_INS, "hf_relpos.checkpoints.saving", text)
     flat = bundle._flattened(
         "hf_relpos.checkpoints.saving", list(bundle._own_imports("hf_relpos.checkpoints.saving")), as_module=True

@@ -199,7 +199,7 @@ def _flattened(module: str, imports: list[_Import], as_module: bool) -> str:
         replaced[line] = (line, [lines[line - 1], "", *start])
     for first, (last, new) in sorted(replaced.items(), reverse=True):
         lines[first - 1 : last] = new
-    origin = f"hf_relpos.bundle, for {module}" if module in _STAND_INS else module
+    origin = f"{__name__}, for {module}" if module in _STAND_INS else module
     return header(origin) + "\n".join(lines) + "\n"
 
 
