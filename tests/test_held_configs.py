@@ -140,8 +140,10 @@ def test_every_wrapper_around_a_model_follows():
     outer_config.text_config = transformers.PreTrainedConfig()
     outer_config.text_config.deeper = model.config
     outer = Outer(outer_config, torch.nn.Sequential(wrapper))
+    twice = Wrapper(outer, outer_config)
     patch_model(model, "shaw")
     assert wrapper.its_config is model.config
+    assert twice.its_config is outer.config is not outer_config  # one copy for all who shared it
     assert outer.config.text_config.deeper is model.config
     assert type(stranger.its_config) is transformers.GPT2Config
     assert type(outer_config.text_config.deeper) is transformers.GPT2Config

@@ -250,6 +250,16 @@ def test_trained_tables_and_gates_survive_all_that_asks_for_start_values(way, fi
         assert torch.equal(parameter, before[name]), name
 
 
+def test_parameters_are_marked_as_those_of_a_loaded_model_are(tmp_path):
+    """Asked for start values module by module, such a model keeps what it has; so does what a patch has added to it."""
+    build("bert").save_pretrained(tmp_path)
+    model = patch_model(transformers.BertForMaskedLM.from_pretrained(tmp_path), choices("sum", "gate", "token"))
+    before = {name: parameter.clone() for name, parameter in fill(model).named_parameters()}
+    model.apply(model._init_weights)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
 def test_a_copied_layer_keeps_its_tables_in_another_model():
     layer = copy.deepcopy(patched("bert", "sum").bert.encoder.layer[0])
     tables = {name: parameter.clone() for name, parameter in tiny.added(layer).items()}
