@@ -306,6 +306,10 @@ CUTS = [
     ("t5", {"num_layers": 1}, "RelPosT5EncoderModel"),
     ("t5", {"num_decoder_layers": 1}, "RelPosT5ForQuestionAnswering"),
     ("umt5", {"num_layers": 1, "num_decoder_layers": 1}, "RelPosUMT5EncoderModel"),
+    ("bart", {"encoder_layers": 1}, "RelPosBartModel"),
+    ("bart", {"decoder_layers": 1}, "RelPosBartModel"),
+    ("distilbert", {"n_layers": 1}, "RelPosDistilBertModel"),
+    ("roberta", {"num_hidden_layers": 1}, "RelPosRobertaModel"),
 ]
 
 

@@ -91,10 +91,10 @@ def assert_unchanged_wherever_it_fails(make, call):
     seen = Counter(lines_of(lambda: call(copy.deepcopy(model))))
     failures = 0
     for place, times in seen.items():
-        for time in {1, times}:
+        for time in {1, times} if not is_out_of_hand(place) else ():
             attempt = copy.deepcopy(model)
             before, held = tiny.snapshot(attempt), configs_of(attempt)
-            if fails_at(place, time, functools.partial(call, attempt)) and not is_last_line(place):
+            if fails_at(place, time, functools.partial(call, attempt)):
                 assert_same(before, tiny.snapshot(attempt))
                 assert configs_of(attempt) == held
                 failures += 1
@@ -105,9 +105,9 @@ def configs_of(model):
     return [id(module.config) for module in model.modules() if hasattr(module, "config")]
 
 
-def is_last_line(place):
-    """What comes when all is done: the model is given back to the caller."""
-    return linecache.getline(*place).strip() == "return model"
+def is_out_of_hand(place):
+    """The model is given back to the caller, all done; or PyTorch's device is: an interrupt there leaves it set."""
+    return linecache.getline(*place).strip().startswith(("return model", "with torch.device("))
 
 
 @pytest.mark.parametrize("native", ["gate", "drop"])

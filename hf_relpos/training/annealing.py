@@ -201,5 +201,5 @@ def drop_native_positions(model: RelPosModelMixin) -> None:
             if isinstance(layer, RelPosLayer):
                 layer.config = config
         update_configs(model, config)
-    for table in tables:
-        table.weight.grad = None  # an optimizer that still holds it has nothing more to do
+        for table in tables:
+            table.weight.grad = None  # an optimizer that still holds it has nothing more to do
