@@ -307,7 +307,8 @@ def test_what_cannot_be_bundled_is_refused_with_its_line(text, message, monkeypa
 
 
 def test_relative_imports_and_other_names_are_followed(monkeypatch):
-    text = '"""Doc."""\n\nfrom ..engines import eager as slow, attend\n\n\ndef late():\n    from ..terms import widen as w\n'
+    text = '"""Doc."""\n\nfrom ..engines import eager as slow, attend\n\n\ndef late():\n'
+    text += "    from ..terms import widen as w\n"
     monkeypatch.setitem(bundle._STAND_INS, "hf_relpos.checkpoints.saving", text)
     flat = bundle._flattened(
         "hf_relpos.checkpoints.saving", list(bundle._own_imports("hf_relpos.checkpoints.saving")), as_module=True
