@@ -3,7 +3,7 @@ PYTHON ?= python
 BIN = .venv-oldest/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format typecheck test test-fast test-oldest demo build ci clean
+.PHONY: help install lint format typecheck test test-fast test-grid test-oldest demo build ci clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -11,9 +11,10 @@ help:  ## list the targets
 install:  ## install the package, editable, with all extras and the tested versions
 	$(PYTHON) -m pip install -c constraints.txt -e ".[demo,test,dev]"
 
-lint:  ## check style and formatting
+lint:  ## check style, formatting, and which module imports which
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 format:  ## fix style and formatting
 	$(PYTHON) -m ruff check --fix .
@@ -27,6 +28,9 @@ test:  ## run all tests
 
 test-fast:  ## run the tests that are neither slow nor distributed
 	$(PYTHON) -m pytest -m "not slow and not distributed"
+
+test-grid:  ## run the rows that the tests leave out; before a release
+	$(PYTHON) -m pytest -m grid
 
 test-oldest:  ## run all tests on the oldest supported versions, in .venv-oldest
 	$(PYTHON) -m venv .venv-oldest
