@@ -1,0 +1,374 @@
+"""The engine for the CPU: one compiled kernel, forward and backward, with memory linear in the length.
+
+The kernel is `kernel.cpp`; here it becomes two operators of PyTorch, so that a compiled graph can hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from hf_relpos.engines.cpu.library import DTYPES, Call, Kernel, Strided, Table, address, load
+from hf_relpos.masks import AttentionMask
+from hf_relpos.terms import RelativeTerms, add_tables
+
+# Positions beyond this are out of the kernel's reach; any window beyond it is none.
+FARTHEST = 2**40
+
+NOT_TWICE = (
+    "The engine 'fused' has no second derivatives. Use engine='eager' (or 'blockwise' for the memory), which PyTorch "
+    "can differentiate any number of times."
+)
+
+
+def refuses(query: Tensor, key: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionMask) -> str | None:
+    """What of a case this engine cannot take exactly, in words; None if it takes it."""
+    kernel = load()
+    if isinstance(kernel, str):
+        return f"anything without its compiled kernel: {kernel}"
+    tensors = [query, key, value, terms.bias, terms.query, terms.key, terms.value, terms.gate, terms.native_bias]
+    given = [tensor for tensor in (*tensors, mask.padding) if tensor is not None]
+    if torch.jit.is_tracing():
+        return "torch.jit.trace"
+    if torch.compiler.is_exporting():
+        return "torch.export"
+    if torch._C._are_functorch_transforms_active():
+        return "transforms of torch.func"
+    if not torch.compiler.is_compiling() and any(type(tensor) not in PLAIN for tensor in given):
+        return f"tensors of type {next(type(tensor).__name__ for tensor in given if type(tensor) not in PLAIN)}"
+    if any(tensor.device.type != "cpu" for tensor in given):
+        return f"tensors on {next(tensor.device.type for tensor in given if tensor.device.type != 'cpu')!r}"
+    if common_dtype(query, key, value) not in DTYPES:
+        return f"queries of {query.dtype}"
+    if mask.pattern is not None or mask.dense is not None:
+        return "masks other than causality, padding and a window"
+    if not isinstance(mask.query_offset, (int, torch.SymInt)):
+        return "a position that is only known on the device"
+    if not -FARTHEST <= mask.query_offset <= FARTHEST:
+        return f"queries at the position {mask.query_offset}"
+    if not torch.compiler.is_compiling() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
+        return "forward-mode differentiation"
+    return None
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def common_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
+    """The dtype that queries, keys and values are brought to: the widest of theirs."""
+    return torch.promote_types(query.dtype, torch.promote_types(key.dtype, value.dtype))
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: RelativeTerms,
+    mask: AttentionMask,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+) -> tuple[Tensor, None]:
+    """Attention with relative terms, for all that :func:`refuses` does not refuse.
+
+    Shapes, dtypes and result are those of :func:`hf_relpos.engines.eager.attend`, without weights. float16 and bfloat16
+    are read as they are and summed in float32. Any strides will do: what matrix products can't read is copied a block
+    at a time. Bit-equal from run to run and for any number of threads. Which weights are dropped is drawn from
+    PyTorch's generator once per call.
+
+    Raises:
+        ValueError: if the shapes do not fit one another.
+    """
+    dtype = common_dtype(query, key, value)
+    terms = terms.to(torch.promote_types(dtype, torch.float32))
+    bias, native_bias = terms.bias, terms.native_bias
+    if terms.gate is None:
+        bias, native_bias = add_tables(bias, native_bias), None
+    tensors = (
+        query.to(dtype), key.to(dtype), value.to(dtype), bias, native_bias, terms.query, terms.key, terms.value, terms.gate
+    )  # fmt: skip
+    padding = mask.padding if mask.hides_keys else None
+    seed = torch.randint(2**62, (1,), device="cpu") if dropout > 0 else None
+    rules = (mask.query_offset, mask.causal, mask.window, scale, dropout)
+    if torch.compiler.is_compiling():
+        output, _ = torch.ops.hf_relpos.fused_attention.default(*tensors, padding, seed, *rules)
+    elif torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        # The backward pass reads the padding again, and must not see what the caller writes into it meanwhile.
+        padding = None if padding is None else padding.clone()
+        output, _ = torch.ops.hf_relpos.fused_attention.default(*tensors, padding, seed, *rules)
+    else:
+        # An operator costs more than one query of a step of generation.
+        output, _ = _forward(*tensors, padding, seed, *rules)
+    return output.to(query.dtype), None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Calls of the kernel
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The tensors of a call, in the order of the operators' arguments."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+    native_bias: Tensor | None
+    query_table: Tensor | None
+    key_table: Tensor | None
+    value_table: Tensor | None
+    gate: Tensor | None
+
+    def check(self) -> None:
+        """Refuse shapes that do not fit one another: the kernel reads memory by them.
+
+        Raises:
+            ValueError: names the tensor, its shape and the shape that fits.
+        """
+        batch, heads, _, dim = self.query.shape
+        key_batch, key_heads, keys, _ = self.key.shape
+        value_dim = self.value.shape[-1]
+        if heads % max(key_heads, 1) or (heads and not key_heads):
+            raise ValueError(f"{heads} heads can't share {key_heads} heads of the keys: the latter must divide them.")
+        fitting: list[tuple[str, Tensor | None, tuple[Sequence[int | None], ...]]] = [
+            ("key", self.key, ((batch, key_heads, keys, dim),)),
+            ("value", self.value, ((batch, key_heads, keys, value_dim),)),
+            ("bias", self.bias, ((1, None), (heads, None))),
+            ("native bias", self.native_bias, ((1, None), (heads, None))),
+            ("table on the query", self.query_table, ((1, None, dim), (heads, None, dim))),
+            ("table on the key", self.key_table, ((1, None, dim), (heads, None, dim))),
+            ("table on the value", self.value_table, ((1, None, value_dim), (heads, None, value_dim))),
+            ("gate", self.gate, ((1, heads, self.query.shape[2]), (batch, heads, self.query.shape[2]))),
+        ]
+        for name, tensor, shapes in fitting:
+            if tensor is not None and not any(_fits(tensor.shape, shape) for shape in shapes):
+                allowed = " or ".join(str(["2k + 1" if size is None else size for size in shape]) for shape in shapes)
+                raise ValueError(f"The {name} has shape {list(tensor.shape)}, but must have {allowed}.".replace("'", ""))
+
+    def record(self, tokens: Tensor | None, seed: Tensor | None, rules: _Rules) -> Call:
+        """What the kernel is told in both passes. The tensors must outlive the call."""
+        batch, heads, queries, dim = self.query.shape
+        _, key_heads, keys, value_dim = self.value.shape
+        return Call(
+            DTYPES[self.query.dtype], batch, heads, key_heads, queries, keys, dim, value_dim,
+            rules.query_offset, rules.causal, -1 if rules.window is None else min(rules.window, 2 * FARTHEST),
+            rules.scale, rules.dropout, 0 if seed is None else int(seed), address(tokens),
+            Strided.of(self.query), Strided.of(self.key), Strided.of(self.value),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The numbers of a call, in the order of the operators' arguments."""
+
+    query_offset: int
+    causal: bool
+    window: int | None
+    scale: float
+    dropout: float
+
+
+def _fits(shape: Sequence[int], pattern: Sequence[int | None]) -> bool:
+    """Whether a shape is as asked for; None stands for any odd number."""
+    return len(shape) == len(pattern) and all(
+        size % 2 == 1 if wanted is None else size == wanted for size, wanted in zip(shape, pattern, strict=True)
+    )
+
+
+def _kernel() -> Kernel:
+    kernel = load()
+    if isinstance(kernel, str):
+        raise RuntimeError(f"The engine 'fused' has no compiled kernel: {kernel}.")
+    return kernel
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    native_bias: Tensor | None,
+    query_table: Tensor | None,
+    key_table: Tensor | None,
+    value_table: Tensor | None,
+    gate: Tensor | None,
+    tokens: Tensor | None,
+    seed: Tensor | None,
+    query_offset: int,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """The output, laid out as ``[batch, queries, heads, value_dim]``, and the log-sum-exps of the scores."""
+    inputs = _Inputs(query, key, value, *map(_dense, (bias, native_bias, query_table, key_table, value_table, gate)))
+    inputs.check()
+    output, log_sums = _outputs(query, value)
+    tokens = _dense(tokens)
+    call = inputs.record(tokens, seed, _Rules(query_offset, causal, window, scale, dropout))
+    call.output, call.log_sums = Strided.of(output), log_sums.data_ptr()
+    call.bias, call.native_bias = Table.of(inputs.bias), Table.of(inputs.native_bias)
+    call.query_table, call.key_table = Table.of(inputs.query_table), Table.of(inputs.key_table)
+    call.value_table = Table.of(inputs.value_table)
+    call.gate, call.gate_batch = address(inputs.gate), 1 if inputs.gate is None else inputs.gate.shape[0]
+    kernel = _kernel()
+    kernel.run(kernel.forward, call)
+    return output, log_sums
+
+
+def _backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    native_bias: Tensor | None,
+    query_table: Tensor | None,
+    key_table: Tensor | None,
+    value_table: Tensor | None,
+    gate: Tensor | None,
+    tokens: Tensor | None,
+    seed: Tensor | None,
+    query_offset: int,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    dropout: float,
+    output_gradient: Tensor,
+    output: Tensor,
+    log_sums: Tensor,
+    wanted: list[bool],
+) -> list[Tensor]:
+    """The gradients of the first nine; an empty tensor for each that is not wanted."""
+    inputs = _Inputs(query, key, value, *map(_dense, (bias, native_bias, query_table, key_table, value_table, gate)))
+    inputs.check()
+    gradients = _gradients(inputs, wanted)
+    at = [gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)]
+    tokens = _dense(tokens)
+    call = inputs.record(tokens, seed, _Rules(query_offset, causal, window, scale, dropout))
+    call.output, call.log_sums = Strided.of(output), log_sums.data_ptr()
+    call.output_gradient = Strided.of(output_gradient)
+    call.query_gradient, call.key_gradient, call.value_gradient = map(Strided.of, at[:3])
+    call.bias, call.native_bias = Table.of(inputs.bias, at[3]), Table.of(inputs.native_bias, at[4])
+    call.query_table, call.key_table = Table.of(inputs.query_table, at[5]), Table.of(inputs.key_table, at[6])
+    call.value_table = Table.of(inputs.value_table, at[7])
+    call.gate, call.gate_batch = address(inputs.gate), 1 if inputs.gate is None else inputs.gate.shape[0]
+    call.gate_gradient = address(at[8])
+    kernel = _kernel()
+    kernel.run(kernel.backward, call)
+    return gradients
+
+
+def _dense(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, queries, _ = query.shape
+    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return output, query.new_empty(batch, heads, queries, dtype=wide)
+
+
+def _gradients(inputs: _Inputs, wanted: list[bool]) -> list[Tensor]:
+    """Room for the gradients, each like its tensor."""
+    tensors = (
+        inputs.query, inputs.key, inputs.value, inputs.bias, inputs.native_bias, inputs.query_table, inputs.key_table,
+        inputs.value_table, inputs.gate,
+    )  # fmt: skip
+    return [
+        torch.empty_like(tensor) if want and tensor is not None else inputs.query.new_empty(0)
+        for tensor, want in zip(tensors, wanted, strict=True)
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Operators
+# ----------------------------------------------------------------------------------------------------------------------
+
+TENSORS = (
+    "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? native_bias, Tensor? query_table, "
+    "Tensor? key_table, Tensor? value_table, Tensor? gate, Tensor? tokens, Tensor? seed"
+)
+RULES = "SymInt query_offset, bool causal, SymInt? window, float scale, float dropout"
+DIFFERENTIABLE, ARGUMENTS = 9, 16
+
+
+class _Attention(torch.autograd.Function):
+    """The gradient of the forward operator: the backward operator."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            output, log_sums = torch.ops.hf_relpos.fused_attention.default(*arguments)
+        ctx.save_for_backward(*arguments[:11], output, log_sums)
+        ctx.rules = arguments[11:]
+        ctx.mark_non_differentiable(log_sums)
+        return output, log_sums
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, output, log_sums = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:DIFFERENTIABLE])
+        gradients = torch.ops.hf_relpos.fused_attention_backward.default(
+            *tensors, *ctx.rules, output_gradient, output, log_sums, wanted
+        )
+        first = (gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
+        return (*first, *[None] * (ARGUMENTS - DIFFERENTIABLE))
+
+
+class _AttentionBackward(torch.autograd.Function):
+    """The backward operator in a graph of its own (`create_graph=True`), which says that it ends there."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(torch.ops.hf_relpos.fused_attention_backward.default(*arguments))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+        raise NotImplementedError(NOT_TWICE)
+
+
+def _backward_recorded(*arguments: Any) -> list[Tensor]:
+    return list(_AttentionBackward.apply(*arguments))
+
+
+def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(query, value)
+
+
+def _backward_fake(*arguments: Any) -> list[Tensor]:
+    return _gradients(_Inputs(*arguments[:DIFFERENTIABLE]), arguments[-1])
+
+
+def _register() -> torch.library.Library:
+    """The operators ``hf_relpos::fused_attention`` and ``..._backward``, and what PyTorch must know of them.
+
+    Their gradients are registered as autograd functions of ours, which cost a third of what
+    ``torch.library.register_autograd`` makes.
+    """
+    library = torch.library.Library("hf_relpos", "FRAGMENT")
+    library.define(f"fused_attention({TENSORS}, {RULES}) -> (Tensor, Tensor)")
+    library.define(
+        f"fused_attention_backward({TENSORS}, {RULES}, Tensor output_gradient, Tensor output, Tensor log_sums, "
+        "bool[] wanted) -> Tensor[]"
+    )
+    library.impl("fused_attention", _forward, "CPU")
+    library.impl("fused_attention_backward", _backward, "CPU")
+    library.impl("fused_attention", _Attention.apply, "Autograd")
+    library.impl("fused_attention_backward", _backward_recorded, "Autograd")
+    torch.library.register_fake("hf_relpos::fused_attention", _forward_fake, lib=library)
+    torch.library.register_fake("hf_relpos::fused_attention_backward", _backward_fake, lib=library)
+    return library
+
+
+# A reload of this module finds the operators there.
+if not hasattr(torch.ops.hf_relpos, "fused_attention"):
+    _LIBRARY = _register()

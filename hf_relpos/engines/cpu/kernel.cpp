@@ -1,0 +1,1670 @@
+// Attention with relative terms, forward and backward, on the CPU.
+//
+// Plain C++17: no torch headers, no BLAS and no OpenMP to build with. Pointers and strides come in, and so do the
+// matrix product and the way to run on several threads: functions of the libraries that PyTorch has loaded, so that
+// there is one pool of threads and one library of matrix products in the process. See library.py.
+//
+// With d = j - p, where p is the position of query i, the score of key j is
+//
+//     scale * (q_i . k_j  +  g_i * (q_i . query[d] + k_j . key[d]))  +  g_i * bias[d]  +  native_bias[d]
+//
+// and the output gains g_i * sum_j w_ij value[d]. A table is constant beyond its horizon. So a row of scores has three
+// parts: left of the band every key gets the same number, so does every key right of it, and in between row i meets
+// its numbers over offsets at contiguous columns: one vector addition, no index. The sums of weights, and of gradients
+// of scores, per offset come out the same way (`mass`), and the products with the tables are small and in the cache.
+//
+// Results do not depend on the number of threads: work is cut by the shape of the problem alone, each piece of a result
+// is written by one task, and sums over tasks are taken in a fixed order at the end.
+//
+// A block of scores is queries x keys, row by row. Rows of other tables follow; all matrices here are row-major.
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <type_traits>
+
+#if defined(_MSC_VER)
+#define EXPORT extern "C" __declspec(dllexport)
+#define INLINE __forceinline
+#define RESTRICT __restrict
+#else
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define INLINE inline __attribute__((always_inline))
+#define RESTRICT __restrict__
+#endif
+
+// Instruction sets are chosen when the library is loaded: a function with this mark exists once for each. What it
+// calls must be INLINE, since a clone calls the plain version of everything else. Sanitizers run before the choice.
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__x86_64__) && defined(__linux__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+namespace {
+
+using i64 = std::int64_t;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What the caller hands over. library.py has the same records; every field has eight bytes.
+// ---------------------------------------------------------------------------------------------------------------------
+
+enum Status : int { DONE = 0, OUT_OF_MEMORY = 1, UNKNOWN_DTYPE = 2 };
+enum Dtype : i64 { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
+
+// A tensor [batch, heads, rows, columns] of the call's dtype. Strides count elements; any will do, zero included.
+struct Strided {
+    void* data;
+    i64 batch, head, row, column;
+};
+
+// A table over the offsets -horizon .. horizon, [heads or 1, 2 * horizon + 1, columns], contiguous, of the dtype sums
+// are made in. `data` is null where there is no such table, `gradient` (same shape) where none is wanted.
+struct Table {
+    const void* data;
+    void* gradient;
+    i64 horizon;
+    i64 heads;
+};
+
+struct Call {
+    i64 dtype;
+    i64 batch, heads, key_heads, queries, keys, head_dim, value_dim;
+    i64 query_offset;  // position of the first query; key j stands at position j
+    i64 causal;        // whether keys after a query are hidden from it
+    i64 window;        // keys farther away than this are hidden; negative: none are
+    double scale;
+    double dropout;  // probability with which a weight is dropped
+    i64 seed;
+    const std::uint8_t* tokens;  // [batch, keys], zero: padding; null where every key is a token
+
+    Strided query, key, value, output;
+    Strided output_gradient, query_gradient, key_gradient, value_gradient;  // the last three: null if not wanted
+    void* log_sums;  // [batch, heads, queries]: log of the sum of exponentials; written forward, read backward
+
+    Table bias, native_bias, query_table, key_table, value_table;
+    const void* gate;  // [gate_batch, heads, queries], or null
+    void* gate_gradient;
+    i64 gate_batch;  // the batch, or 1
+
+    i64 threads;
+    // void GOMP_parallel(function, data, threads, flags); null: one thread
+    void (*run_parallel)(void (*)(void*), void*, unsigned, unsigned);
+    int (*set_product_threads)(int);  // of the calling thread, returns what it was; null where there is none
+    void* sgemm;                      // Fortran's; null: our own
+    void* dgemm;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Numbers: half types and bits
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct BFloat16 {
+    std::uint16_t bits;
+};
+struct Float16 {
+    std::uint16_t bits;
+};
+
+template <class To, class From>
+INLINE To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "the bits of one are the bits of the other");
+    To to;
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+INLINE float widened(float x) { return x; }
+INLINE double widened(double x) { return x; }
+INLINE float widened(BFloat16 x) { return same_bits<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+INLINE float widened(Float16 x) {
+    // The exponent is moved to where float32 has it, then corrected by a product, which also mends subnormal numbers.
+    const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
+    const float shifted = same_bits<float>(rest << 13) * same_bits<float>(std::uint32_t{(127 + 127 - 15) << 23});
+    const std::uint32_t bits = same_bits<std::uint32_t>(shifted);
+    const std::uint32_t not_finite = 0x7f800000 | (rest << 13);
+    return same_bits<float>(sign | (rest >= 0x7c00 ? not_finite : bits));
+}
+
+// Rounded to nearest, halves to even.
+INLINE void narrow(float x, float& to) { to = x; }
+INLINE void narrow(double x, double& to) { to = x; }
+INLINE void narrow(float x, BFloat16& to) {
+    const std::uint32_t bits = same_bits<std::uint32_t>(x);
+    const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    to.bits = static_cast<std::uint16_t>(x != x ? 0x7fc0 : rounded);
+}
+INLINE void narrow(float x, Float16& to) {
+    const std::uint32_t bits = same_bits<std::uint32_t>(x), sign = (bits >> 16) & 0x8000, size = bits & 0x7fffffff;
+    // Below 2^-14 a product would do, but adding 0.5 rounds at the right place and leaves the number in the low bits.
+    const std::uint32_t half = same_bits<std::uint32_t>(0.5f);
+    const std::uint32_t small = same_bits<std::uint32_t>(same_bits<float>(size) + 0.5f) - half;
+    const std::uint32_t normal = (size - ((127u - 15u) << 23) + 0xfff + ((size >> 13) & 1)) >> 13;
+    const std::uint32_t finite = size < ((127u - 14u) << 23) ? small : normal;
+    const std::uint32_t large = x != x ? 0x7e00 : 0x7c00;
+    to.bits = static_cast<std::uint16_t>(sign | (size >= ((127u + 16u) << 23) ? large : finite));
+}
+
+INLINE bool is_finite(float x) { return (same_bits<std::uint32_t>(x) & 0x7f800000) != 0x7f800000; }
+INLINE bool is_finite(double x) {
+    return (same_bits<std::uint64_t>(x) & 0x7ff0000000000000) != 0x7ff0000000000000;
+}
+INLINE bool is_finite(BFloat16 x) { return (x.bits & 0x7f80) != 0x7f80; }
+INLINE bool is_finite(Float16 x) { return (x.bits & 0x7c00) != 0x7c00; }
+
+template <class T>
+constexpr T infinity() {
+    return std::numeric_limits<T>::infinity();
+}
+
+// exp(x) for x <= 0 (or a rounding error above). Below the smallest normal number it is zero; NaN stays NaN.
+//
+// 2^n exp(r) with |r| <= ln(2) / 2: adding a number whose last place is 1 rounds x / ln(2) to the integer n and leaves
+// n in the low bits, from where it is added to the exponent. exp(r) is a polynomial fitted for the smallest relative
+// error (3e-9, float32), or the Taylor series (float64).
+INLINE float exponential(float x) {
+    const float rounder = 12582912.0f;  // 1.5 * 2^23
+    const float shifted = x * 1.44269504f + rounder, n = shifted - rounder;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.38131e-3f;
+    p = p * r + 8.36942e-3f;
+    p = p * r + 4.166846e-2f;
+    p = p * r + 1.6666515e-1f;
+    p = p * r + 4.9999993e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const float e = same_bits<float>(same_bits<std::uint32_t>(p) + (same_bits<std::uint32_t>(shifted) << 23));
+    return x < -87.0f ? 0.0f : (x != x ? x : e);
+}
+INLINE double exponential(double x) {
+    const double rounder = 6755399441055744.0;  // 1.5 * 2^52
+    const double shifted = x * 1.4426950408889634 + rounder, n = shifted - rounder;
+    const double r = (x - n * 0.693145751953125) - n * 1.42860682030941723212e-6;
+    double p = 1.0 / 6227020800;
+    p = p * r + 1.0 / 479001600;
+    p = p * r + 1.0 / 39916800;
+    p = p * r + 1.0 / 3628800;
+    p = p * r + 1.0 / 362880;
+    p = p * r + 1.0 / 40320;
+    p = p * r + 1.0 / 5040;
+    p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120;
+    p = p * r + 1.0 / 24;
+    p = p * r + 1.0 / 6;
+    p = p * r + 0.5;
+    p = p * (r * r) + r + 1.0;
+    const double e = same_bits<double>(same_bits<std::uint64_t>(p) + (same_bits<std::uint64_t>(shifted) << 52));
+    return x < -708.0 ? 0.0 : (x != x ? x : e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory: one allocation for a call, handed out in pieces
+// ---------------------------------------------------------------------------------------------------------------------
+
+// Hands out pieces of memory. Without memory it only counts: laying out the same pieces twice gives size, then places.
+class Pieces {
+  public:
+    explicit Pieces(char* memory = nullptr) : memory_(memory) {}
+
+    template <class T>
+    T* take(i64 count) {
+        char* piece = memory_ ? memory_ + used_ : nullptr;
+        used_ += (count * static_cast<i64>(sizeof(T)) + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
+        return reinterpret_cast<T*>(piece);
+    }
+    i64 used() const { return used_; }
+
+    // Matrix products round differently at different alignments: every piece starts at the same one.
+    static constexpr i64 ALIGNMENT = 64;
+
+  private:
+    char* memory_;
+    i64 used_ = 0;
+};
+
+class Memory {
+  public:
+    explicit Memory(i64 size)
+        : raw_(static_cast<char*>(std::malloc(static_cast<std::size_t>(size + Pieces::ALIGNMENT)))) {}
+    ~Memory() { std::free(raw_); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+
+    bool failed() const { return raw_ == nullptr; }
+    char* data() const {
+        const std::uintptr_t start = reinterpret_cast<std::uintptr_t>(raw_);
+        return raw_ + (Pieces::ALIGNMENT - start % Pieces::ALIGNMENT);
+    }
+
+  private:
+    char* raw_;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Threads: tasks are taken from a counter; none of them knows how many threads there are
+// ---------------------------------------------------------------------------------------------------------------------
+
+template <class Body>
+struct Team {
+    Body* body;
+    i64 tasks;
+    int (*set_product_threads)(int);
+    std::atomic<i64> next_task{0};
+    std::atomic<i64> next_worker{0};
+
+    static void work(void* data) {
+        Team& team = *static_cast<Team*>(data);
+        const i64 worker = team.next_worker++;
+        const int before = team.set_product_threads ? team.set_product_threads(1) : 0;
+        for (i64 task = team.next_task++; task < team.tasks; task = team.next_task++) (*team.body)(worker, task);
+        if (team.set_product_threads) team.set_product_threads(before);
+    }
+};
+
+i64 workers(const Call& call) { return call.run_parallel ? std::max<i64>(1, call.threads) : 1; }
+
+// body(worker, task) for each task; a worker, numbered from zero, does one thing at a time.
+template <class Body>
+void run(const Call& call, i64 tasks, Body body) {
+    if (tasks == 0) return;
+    Team<Body> team{&body, tasks, call.set_product_threads};
+    const i64 threads = workers(call);
+    if (threads == 1 || tasks == 1) {
+        Team<Body>::work(&team);
+    } else {
+        call.run_parallel(Team<Body>::work, &team, static_cast<unsigned>(threads), 0);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Matrix products
+// ---------------------------------------------------------------------------------------------------------------------
+
+enum Form : char { AS_IS = 'n', TRANSPOSED = 't' };
+
+template <class T>
+struct Matrix {
+    T* data;
+    i64 stride;  // from row to row
+    Form form = AS_IS;
+};
+
+// The part of our own product that does the work: a tile of ROWS x COLUMNS sums stays in registers.
+template <class T>
+struct Tile {
+    static constexpr i64 ROWS = 4, COLUMNS = 64 / static_cast<i64>(sizeof(T)), DEPTH = 256;
+};
+
+template <class T>
+INLINE void own_product(i64 m, i64 n, i64 k, T alpha, Matrix<const T> a, Matrix<const T> b, T beta, Matrix<T> c) {
+    constexpr i64 ROWS = Tile<T>::ROWS, COLUMNS = Tile<T>::COLUMNS, DEPTH = Tile<T>::DEPTH;
+    T packed_a[DEPTH * ROWS], packed_b[DEPTH * COLUMNS];
+    const i64 a_row = a.form == AS_IS ? a.stride : 1, a_depth = a.form == AS_IS ? 1 : a.stride;
+    const i64 b_depth = b.form == AS_IS ? b.stride : 1, b_column = b.form == AS_IS ? 1 : b.stride;
+    for (i64 depth = 0; depth < k; depth += DEPTH) {
+        const i64 deep = std::min(DEPTH, k - depth);
+        const T keep = depth == 0 ? beta : T(1);
+        for (i64 column = 0; column < n; column += COLUMNS) {
+            const i64 wide = std::min(COLUMNS, n - column);
+            for (i64 l = 0; l < deep; ++l)
+                for (i64 j = 0; j < COLUMNS; ++j)
+                    packed_b[l * COLUMNS + j] =
+                        j < wide ? b.data[(depth + l) * b_depth + (column + j) * b_column] : T(0);
+            for (i64 row = 0; row < m; row += ROWS) {
+                const i64 high = std::min(ROWS, m - row);
+                for (i64 l = 0; l < deep; ++l)
+                    for (i64 i = 0; i < ROWS; ++i)
+                        packed_a[l * ROWS + i] = i < high ? a.data[(row + i) * a_row + (depth + l) * a_depth] : T(0);
+                T sums[ROWS][COLUMNS] = {};
+                for (i64 l = 0; l < deep; ++l)
+                    for (i64 i = 0; i < ROWS; ++i) {
+                        const T factor = packed_a[l * ROWS + i];
+#pragma omp simd
+                        for (i64 j = 0; j < COLUMNS; ++j) sums[i][j] += factor * packed_b[l * COLUMNS + j];
+                    }
+                for (i64 i = 0; i < high; ++i) {
+                    T* to = c.data + (row + i) * c.stride + column;
+                    // What is there already may be anything where it is not asked for.
+                    for (i64 j = 0; j < wide; ++j) to[j] = alpha * sums[i][j] + (keep == T(0) ? T(0) : keep * to[j]);
+                }
+            }
+        }
+    }
+}
+
+FOR_EACH_PROCESSOR void multiply_ourselves(i64 m, i64 n, i64 k, float alpha, Matrix<const float> a,
+                                           Matrix<const float> b, float beta, Matrix<float> c) {
+    own_product(m, n, k, alpha, a, b, beta, c);
+}
+FOR_EACH_PROCESSOR void multiply_ourselves(i64 m, i64 n, i64 k, double alpha, Matrix<const double> a,
+                                           Matrix<const double> b, double beta, Matrix<double> c) {
+    own_product(m, n, k, alpha, a, b, beta, c);
+}
+
+template <class T>
+class Products {
+  public:
+    explicit Products(const Call& call) {
+        void* found = std::is_same<T, double>::value ? call.dgemm : call.sgemm;
+        std::memcpy(&fortran_, &found, sizeof(found));
+    }
+
+    // c [m, n] = alpha * a [m, k] @ b [k, n] + beta * c, where a and b are given as they are or transposed.
+    void operator()(i64 m, i64 n, i64 k, T alpha, Matrix<const T> a, Matrix<const T> b, T beta, Matrix<T> c) const {
+        if (m == 0 || n == 0) return;
+        if (k == 0) {
+            if (beta == T(0))
+                for (i64 i = 0; i < m; ++i) std::fill_n(c.data + i * c.stride, n, T(0));
+            return;
+        }
+        if (!fortran_) return multiply_ourselves(m, n, k, alpha, a, b, beta, c);
+        // Fortran's matrices are column-major: it is told the transposed product, with the factors swapped.
+        const char b_form = b.form, a_form = a.form;
+        const int rows = int(m), columns = int(n), depth = int(k);
+        const int a_stride = int(a.stride), b_stride = int(b.stride), c_stride = int(c.stride);
+        fortran_(&b_form, &a_form, &columns, &rows, &depth, &alpha, b.data, &b_stride, a.data, &a_stride, &beta, c.data,
+                 &c_stride);
+    }
+
+  private:
+    using Fortran = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*,
+                             const int*, const T*, const int*, const T*, T*, const int*);
+    Fortran fortran_;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Geometry: which keys a query sees, and which offsets a block meets
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct Range {
+    i64 begin, end;
+
+    bool empty() const { return end <= begin; }
+    i64 size() const { return end - begin; }
+    Range within(Range other) const {
+        const i64 from = std::max(begin, other.begin);
+        return {from, std::max(from, std::min(end, other.end))};
+    }
+};
+
+// The keys that a query sees by its position; padding may hide some of them.
+struct Sight {
+    Range tokens;  // from the first token to the last
+    bool causal;
+    i64 window;  // negative: none
+
+    INLINE Range of(i64 position) const {
+        Range range = tokens;
+        if (causal) range.end = std::min(range.end, position + 1);
+        if (window >= 0) {
+            range.begin = std::max(range.begin, position - window);
+            range.end = std::min(range.end, position + window + 1);
+        }
+        range.begin = std::min(range.begin, tokens.end);
+        range.end = std::max(range.end, range.begin);
+        return range;
+    }
+};
+
+// Offsets low .. high, both included.
+struct Span {
+    i64 low, high;
+
+    i64 width() const { return high - low + 1; }
+    bool operator==(Span other) const { return low == other.low && high == other.high; }
+    // The offsets of this span that a table with this horizon tells apart; one at least.
+    Span told_apart(i64 horizon) const {
+        return {std::clamp(low, -horizon, horizon), std::clamp(high, -horizon, horizon)};
+    }
+};
+
+// Queries first_position .. first_position + rows - 1 against the keys of a range, in positions.
+struct Block {
+    i64 first_position, rows;
+    Range keys;
+
+    Span offsets() const { return {keys.begin - (first_position + rows - 1), keys.end - 1 - first_position}; }
+};
+
+// A row of a block in three parts: [begin, left) below the span of offsets, [left, right) in it, [right, end) above.
+// Columns count from the block's first key; those outside of [begin, end) are hidden.
+struct Parts {
+    i64 begin, left, right, end;
+};
+
+INLINE Parts parts_of(const Block& block, i64 row, const Sight& sight, Span span) {
+    const i64 position = block.first_position + row, first = block.keys.begin;
+    const Range seen = sight.of(position);
+    Parts parts;
+    parts.begin = std::clamp(seen.begin, first, block.keys.end) - first;
+    parts.end = std::max(parts.begin, std::clamp(seen.end, first, block.keys.end) - first);
+    // Both ends of the span are constants: the numbers at `low` and below are one, and so are those from `high` on.
+    parts.left = std::clamp(position + span.low + 1 - first, parts.begin, parts.end);
+    parts.right = std::clamp(position + span.high - first, parts.left, parts.end);
+    return parts;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Dropout: Philox 4x32 with ten rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct Dropout {
+    std::uint64_t seed = 0;
+    std::uint64_t dropped_below = 0;  // of 2^32; zero: nothing is dropped
+    double kept = 1;                  // factor of what is kept
+
+    Dropout() = default;
+    explicit Dropout(const Call& call)
+        : seed(static_cast<std::uint64_t>(call.seed)),
+          dropped_below(static_cast<std::uint64_t>(call.dropout * 4294967296.0)),
+          kept(call.dropout < 1 ? 1 / (1 - call.dropout) : 0) {}
+    bool active() const { return dropped_below > 0; }
+};
+
+// Decisions come for so many keys at a time, of eight generators side by side, each of which gives four words.
+constexpr i64 LANES = 8, DECISIONS = 4 * LANES;
+
+// The factors, zero or `kept`, of the weights of one query for DECISIONS keys: keys * DECISIONS and on.
+template <class T>
+INLINE void draw_factors(const Dropout& dropout, std::uint32_t sequence, std::uint32_t query, i64 keys, T* RESTRICT to) {
+    std::uint32_t words[4][LANES];
+    for (i64 lane = 0; lane < LANES; ++lane) {
+        words[0][lane] = static_cast<std::uint32_t>(keys * LANES + lane);
+        words[1][lane] = query;
+        words[2][lane] = sequence;
+        words[3][lane] = 0;
+    }
+    std::uint32_t first_key = static_cast<std::uint32_t>(dropout.seed);
+    std::uint32_t second_key = static_cast<std::uint32_t>(dropout.seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+#pragma omp simd
+        for (i64 lane = 0; lane < LANES; ++lane) {
+            const std::uint64_t first = std::uint64_t{0xD2511F53} * words[0][lane];
+            const std::uint64_t second = std::uint64_t{0xCD9E8D57} * words[2][lane];
+            words[0][lane] = static_cast<std::uint32_t>(second >> 32) ^ words[1][lane] ^ first_key;
+            words[1][lane] = static_cast<std::uint32_t>(second);
+            words[2][lane] = static_cast<std::uint32_t>(first >> 32) ^ words[3][lane] ^ second_key;
+            words[3][lane] = static_cast<std::uint32_t>(first);
+        }
+        first_key += 0x9E3779B9;
+        second_key += 0xBB67AE85;
+    }
+    const T kept = static_cast<T>(dropout.kept);
+    for (i64 word = 0; word < 4; ++word)
+#pragma omp simd
+        for (i64 lane = 0; lane < LANES; ++lane)
+            to[word * LANES + lane] = words[word][lane] >= dropout.dropped_below ? kept : T(0);
+}
+
+// The factors of a row's weights for the keys of a range. Returns where that of the first key is; `room` is for
+// DECISIONS - 1 more on either side.
+template <class T>
+INLINE const T* draw_row(const Dropout& dropout, std::uint32_t sequence, i64 query, Range keys, T* room) {
+    const i64 first = keys.begin / DECISIONS;
+    for (i64 group = first; group * DECISIONS < keys.end; ++group)
+        draw_factors(dropout, sequence, static_cast<std::uint32_t>(query), group, room + (group - first) * DECISIONS);
+    return room + (keys.begin - first * DECISIONS);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rows of scores
+// ---------------------------------------------------------------------------------------------------------------------
+
+// What a part of a row gets: the same number for each key, or one number for each.
+template <class T>
+struct Same {
+    T number;
+    INLINE T operator[](i64) const { return number; }
+    INLINE Same minus(T other) const { return {number - other}; }
+};
+template <class T>
+struct Each {
+    const T* numbers;
+    T less = 0;
+    INLINE T operator[](i64 j) const { return numbers[j] - less; }
+    INLINE Each minus(T other) const { return {numbers, less + other}; }
+};
+
+template <class T, class Added>
+INLINE T largest(const T* RESTRICT scores, i64 count, Added added, T at_least) {
+    T most = at_least;
+#pragma omp simd reduction(max : most)
+    for (i64 j = 0; j < count; ++j) {
+        const T score = scores[j] + added[j];
+        most = score > most ? score : most;
+    }
+    return most;
+}
+
+// Scores become exponentials; returns their sum.
+template <class T, class Added>
+INLINE T exponentiate(T* RESTRICT scores, i64 count, Added added) {
+    T total = 0;
+#pragma omp simd reduction(+ : total)
+    for (i64 j = 0; j < count; ++j) {
+        const T e = exponential(scores[j] + added[j]);
+        scores[j] = e;
+        total += e;
+    }
+    return total;
+}
+
+template <class T>
+INLINE T sum(const T* RESTRICT numbers, i64 count) {
+    T total = 0;
+#pragma omp simd reduction(+ : total)
+    for (i64 j = 0; j < count; ++j) total += numbers[j];
+    return total;
+}
+
+template <class T>
+INLINE T dot(const T* RESTRICT a, const T* RESTRICT b, i64 count) {
+    T total = 0;
+#pragma omp simd reduction(+ : total)
+    for (i64 j = 0; j < count; ++j) total += a[j] * b[j];
+    return total;
+}
+
+template <class T>
+INLINE void add(T* RESTRICT to, const T* RESTRICT numbers, i64 count) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) to[j] += numbers[j];
+}
+
+template <class T>
+INLINE void add_scaled(T* RESTRICT to, const T* RESTRICT numbers, i64 count, T factor) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) to[j] += factor * numbers[j];
+}
+
+template <class T>
+INLINE void scale_by(T* numbers, i64 count, T factor) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) numbers[j] *= factor;
+}
+
+template <class T>
+INLINE void multiply_by(T* RESTRICT numbers, const T* RESTRICT factors, i64 count) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) numbers[j] *= factors[j];
+}
+
+// Rows of numbers over the offsets of a span, one for each query; stride zero: one for all.
+template <class T>
+struct OffsetRows {
+    T* data = nullptr;
+    i64 stride = 0;
+
+    explicit operator bool() const { return data != nullptr; }
+    INLINE T* row(i64 i) const { return data + i * stride; }
+};
+
+// Sums a row per offset: each end of the row into one number, its middle where it belongs.
+template <class T>
+INLINE void add_per_offset(T* mass, Span span, const Parts& parts, i64 middle, const T* numbers) {
+    if (parts.left > parts.begin) mass[0] += sum(numbers + parts.begin, parts.left - parts.begin);
+    if (parts.right > parts.left) add(mass + middle, numbers + parts.left, parts.right - parts.left);
+    if (parts.end > parts.right) mass[span.width() - 1] += sum(numbers + parts.right, parts.end - parts.right);
+}
+
+// What both passes know of a block of scores.
+template <class T>
+struct ScoreRows {
+    Block block;
+    Sight sight;
+    Span span;                      // offsets that the rows below are over
+    OffsetRows<const T> relative;   // added to the scores; or nothing
+    OffsetRows<T> mass;             // sums of the kept weights per offset; or nothing
+    const std::uint8_t* tokens;     // of the block's first key; null where all are
+    Dropout dropout;
+    std::uint32_t sequence;  // batch and head, for dropout
+    i64 first_query;
+    T* factors;  // room for a row of dropout's factors
+
+    INLINE i64 columns() const { return block.keys.size(); }
+    // Index, in a row over offsets, of the first column of the middle part.
+    INLINE i64 middle(i64 row, const Parts& parts) const {
+        return block.keys.begin + parts.left - (block.first_position + row) - span.low;
+    }
+    INLINE void hide_padding(T* scores, const Parts& parts) const {
+        if (!tokens) return;
+#pragma omp simd
+        for (i64 j = parts.begin; j < parts.end; ++j) scores[j] = tokens[j] ? scores[j] : -infinity<T>();
+    }
+    INLINE void clear_hidden(T* row, const Parts& parts) const {
+        std::fill(row, row + parts.begin, T(0));
+        std::fill(row + parts.end, row + columns(), T(0));
+    }
+    INLINE const T* draw(i64 row) const { return draw_row(dropout, sequence, first_query + row, block.keys, factors); }
+};
+
+template <class T>
+struct SoftmaxRows : ScoreRows<T> {
+    T* scores;          // [rows, columns], become the kept weights, times the row's sum
+    T* largest;         // [rows] so far
+    T* sums;            // [rows] so far
+    T* output;          // [rows, value_dim] so far
+    i64 value_dim;
+    bool first;  // nothing is in `output` and `mass` yet
+};
+
+template <class T>
+INLINE void softmax(const SoftmaxRows<T>& rows) {
+    const i64 last = rows.span.width() - 1;
+    for (i64 i = 0; i < rows.block.rows; ++i) {
+        T* scores = rows.scores + i * rows.columns();
+        const Parts parts = parts_of(rows.block, i, rows.sight, rows.span);
+        rows.clear_hidden(scores, parts);
+        if (parts.begin == parts.end) continue;
+        rows.hide_padding(scores, parts);
+
+        const i64 middle = rows.middle(i, parts), left = parts.left - parts.begin, band = parts.right - parts.left,
+                  right = parts.end - parts.right;
+        const T* numbers = rows.relative ? rows.relative.row(i) : nullptr;
+        const Same<T> below{numbers ? numbers[0] : T(0)}, above{numbers ? numbers[last] : T(0)};
+        const Each<T> between{numbers + (numbers ? middle : 0)};
+
+        T most = largest(scores + parts.begin, left, below, rows.largest[i]);
+        if (numbers) {
+            most = largest(scores + parts.left, band, between, most);
+        } else {
+            most = largest(scores + parts.left, band, Same<T>{0}, most);
+        }
+        most = largest(scores + parts.right, right, above, most);
+
+        // Nothing but minus infinity (padding) or NaN so far: the former are no weights, the latter stay NaN.
+        const T shift = most == -infinity<T>() ? T(0) : most;
+        T total = exponentiate(scores + parts.begin, left, below.minus(shift));
+        if (numbers) {
+            total += exponentiate(scores + parts.left, band, between.minus(shift));
+        } else {
+            total += exponentiate(scores + parts.left, band, Same<T>{-shift});
+        }
+        total += exponentiate(scores + parts.right, right, above.minus(shift));
+
+        const T rescale = rows.largest[i] == -infinity<T>() ? T(0) : exponential(rows.largest[i] - shift);
+        rows.sums[i] = rows.sums[i] * rescale + total;
+        rows.largest[i] = most;
+        if (rows.dropout.active()) multiply_by(scores, rows.draw(i), rows.columns());
+        if (!rows.first && rescale != T(1)) {
+            scale_by(rows.output + i * rows.value_dim, rows.value_dim, rescale);
+            if (rows.mass) scale_by(rows.mass.row(i), last + 1, rescale);
+        }
+        if (rows.mass) add_per_offset(rows.mass.row(i), rows.span, parts, middle, scores);
+    }
+}
+
+template <class T>
+struct GradientRows : ScoreRows<T> {
+    T* scores;                   // [rows, columns], become the kept weights
+    T* gradients;                // [rows, columns]: output gradient . value, become the gradients of the scores
+    OffsetRows<const T> mixed;   // output gradient . value table, over offsets; or nothing
+    OffsetRows<T> score_mass;    // sums of the scores' gradients per offset; or nothing
+    const T* log_sums;           // [rows]
+    const T* deltas;             // [rows]: output gradient . output
+};
+
+template <class T, class Added, class Mixed>
+INLINE void differentiate(T* RESTRICT scores, T* RESTRICT gradients, i64 count, Added added, Mixed mixed, T delta,
+                          const T* factors) {
+    if (factors) {
+#pragma omp simd
+        for (i64 j = 0; j < count; ++j) {
+            const T weight = exponential(scores[j] + added[j]);
+            gradients[j] = ((gradients[j] + mixed[j]) * factors[j] - delta) * weight;
+            scores[j] = weight * factors[j];
+        }
+        return;
+    }
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) {
+        const T weight = exponential(scores[j] + added[j]);
+        gradients[j] = (gradients[j] + (mixed[j] - delta)) * weight;
+        scores[j] = weight;
+    }
+}
+
+template <class T>
+INLINE void differentiate(const GradientRows<T>& rows) {
+    const i64 last = rows.span.width() - 1;
+    for (i64 i = 0; i < rows.block.rows; ++i) {
+        T* scores = rows.scores + i * rows.columns();
+        T* gradients = rows.gradients + i * rows.columns();
+        const Parts parts = parts_of(rows.block, i, rows.sight, rows.span);
+        rows.clear_hidden(scores, parts);
+        rows.clear_hidden(gradients, parts);
+        if (parts.begin == parts.end) continue;
+        rows.hide_padding(scores, parts);
+
+        const i64 middle = rows.middle(i, parts), left = parts.left - parts.begin, band = parts.right - parts.left,
+                  right = parts.end - parts.right;
+        const T* numbers = rows.relative ? rows.relative.row(i) : nullptr;
+        const T* mixed = rows.mixed ? rows.mixed.row(i) : nullptr;
+        const T* factors = rows.dropout.active() ? rows.draw(i) : nullptr;
+        const auto from = [&](i64 column) { return factors ? factors + column : nullptr; };
+        const T log_sum = rows.log_sums[i], delta = rows.deltas[i];
+
+        differentiate(scores + parts.begin, gradients + parts.begin, left,
+                      Same<T>{(numbers ? numbers[0] : T(0)) - log_sum}, Same<T>{mixed ? mixed[0] : T(0)}, delta,
+                      from(parts.begin));
+        T* const s = scores + parts.left;
+        T* const g = gradients + parts.left;
+        const Same<T> no_numbers{-log_sum}, not_mixed{0};
+        if (numbers && mixed) {
+            differentiate(s, g, band, Each<T>{numbers + middle, log_sum}, Each<T>{mixed + middle}, delta,
+                          from(parts.left));
+        } else if (numbers) {
+            differentiate(s, g, band, Each<T>{numbers + middle, log_sum}, not_mixed, delta, from(parts.left));
+        } else if (mixed) {
+            differentiate(s, g, band, no_numbers, Each<T>{mixed + middle}, delta, from(parts.left));
+        } else {
+            differentiate(s, g, band, no_numbers, not_mixed, delta, from(parts.left));
+        }
+        differentiate(scores + parts.right, gradients + parts.right, right,
+                      Same<T>{(numbers ? numbers[last] : T(0)) - log_sum}, Same<T>{mixed ? mixed[last] : T(0)}, delta,
+                      from(parts.right));
+
+        if (rows.mass) add_per_offset(rows.mass.row(i), rows.span, parts, middle, scores);
+        if (rows.score_mass) add_per_offset(rows.score_mass.row(i), rows.span, parts, middle, gradients);
+    }
+}
+
+FOR_EACH_PROCESSOR void softmax_rows(const SoftmaxRows<float>& rows) { softmax(rows); }
+FOR_EACH_PROCESSOR void softmax_rows(const SoftmaxRows<double>& rows) { softmax(rows); }
+FOR_EACH_PROCESSOR void gradient_rows(const GradientRows<float>& rows) { differentiate(rows); }
+FOR_EACH_PROCESSOR void gradient_rows(const GradientRows<double>& rows) { differentiate(rows); }
+
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tensors in, tensors out
+// ---------------------------------------------------------------------------------------------------------------------
+
+template <class E, class T>
+INLINE void copy_rows(const E* from, i64 row_stride, i64 column_stride, i64 rows, i64 columns, T* to,
+                      const std::uint8_t* tokens) {
+    for (i64 i = 0; i < rows; ++i, from += row_stride, to += columns) {
+        if (tokens && !tokens[i]) {
+            std::fill_n(to, columns, T(0));
+        } else if (column_stride == 1) {
+#pragma omp simd
+            for (i64 j = 0; j < columns; ++j) to[j] = widened(from[j]);
+        } else {
+            for (i64 j = 0; j < columns; ++j) to[j] = widened(from[j * column_stride]);
+        }
+    }
+}
+
+template <class E, class T>
+INLINE void write_rows(const T* from, i64 rows, i64 columns, E* to, i64 row_stride, i64 column_stride) {
+    for (i64 i = 0; i < rows; ++i, from += columns, to += row_stride) {
+        if (column_stride == 1) {
+#pragma omp simd
+            for (i64 j = 0; j < columns; ++j) narrow(from[j], to[j]);
+        } else {
+            for (i64 j = 0; j < columns; ++j) narrow(from[j], to[j * column_stride]);
+        }
+    }
+}
+
+#define FOR_EACH_DTYPE(E, T)                                                                                           \
+    FOR_EACH_PROCESSOR void read(const E* from, i64 row_stride, i64 column_stride, i64 rows, i64 columns, T* to,       \
+                                 const std::uint8_t* tokens) {                                                         \
+        copy_rows(from, row_stride, column_stride, rows, columns, to, tokens);                                         \
+    }                                                                                                                  \
+    FOR_EACH_PROCESSOR void write(const T* from, i64 rows, i64 columns, E* to, i64 row_stride, i64 column_stride) {    \
+        write_rows(from, rows, columns, to, row_stride, column_stride);                                                \
+    }
+FOR_EACH_DTYPE(float, float)
+FOR_EACH_DTYPE(double, double)
+FOR_EACH_DTYPE(BFloat16, float)
+FOR_EACH_DTYPE(Float16, float)
+#undef FOR_EACH_DTYPE
+
+template <class E>
+E* at(const Strided& tensor, i64 batch, i64 head, i64 row) {
+    return static_cast<E*>(tensor.data) + batch * tensor.batch + head * tensor.head + row * tensor.row;
+}
+
+// Rows of a tensor as a matrix: where they are, if products can read them there, or else copied to `room`. Where
+// `tokens` are given, the rows of padding come as zeros, whatever stands there.
+template <class E, class T>
+Matrix<const T> matrix(const Strided& tensor, i64 batch, i64 head, i64 first, i64 rows, i64 columns, T* room,
+                       const std::uint8_t* tokens = nullptr) {
+    const E* data = at<E>(tensor, batch, head, first);
+    if constexpr (std::is_same<E, T>::value) {
+        const bool one_by_one = tensor.column == 1 || columns <= 1;
+        if (!tokens && one_by_one && tensor.row >= std::max<i64>(1, columns) && tensor.row <= INT_MAX)
+            return {data, tensor.row};
+    }
+    read(data, tensor.row, tensor.column, rows, columns, room, tokens);
+    return {room, std::max<i64>(1, columns)};
+}
+
+template <class E>
+bool all_finite(const Strided& tensor, i64 batch, i64 head, Range rows, i64 columns, const std::uint8_t* tokens) {
+    for (i64 row = rows.begin; row < rows.end; ++row) {
+        if (tokens && !tokens[row]) continue;
+        const E* data = at<E>(tensor, batch, head, row);
+        bool finite = true;
+        for (i64 j = 0; j < columns; ++j) finite &= is_finite(data[j * tensor.column]);
+        if (!finite) return false;
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tables over offsets
+// ---------------------------------------------------------------------------------------------------------------------
+
+// to[o] += factor * from[o] for every offset of a span, where `from` tells fewer apart: the offsets `own` of the span, or
+// a single one outside of it.
+template <class T>
+void spread(T* to, Span span, const T* from, Span own, T factor) {
+    const i64 last = own.width() - 1, before = last ? own.low - span.low : 0;
+    for (i64 i = 0; i < before; ++i) to[i] += factor * from[0];
+    add_scaled(to + before, from, own.width(), factor);
+    for (i64 i = before + own.width(); i < span.width(); ++i) to[i] += factor * from[last];
+}
+
+// The other way: to[o] += factor * from[o], where `to` tells fewer apart.
+template <class T>
+void collect(T* to, Span own, const T* from, Span span, T factor) {
+    const i64 last = own.width() - 1, before = last ? own.low - span.low : 0, after = before + own.width();
+    to[0] += factor * sum(from, before);
+    add_scaled(to, from + before, own.width(), factor);
+    to[last] += factor * sum(from + after, span.width() - after);
+}
+
+// One of the tables, and what is gathered for its gradient.
+template <class T>
+struct TableView {
+    const T* data;
+    T* gradient;
+    i64 horizon, heads, columns;
+    Span reach;  // offsets that any query of the call meets, as far as told apart
+
+    TableView(const Table& table, i64 columns, Span offsets)
+        : data(static_cast<const T*>(table.data)), gradient(static_cast<T*>(table.gradient)), horizon(table.horizon),
+          heads(table.heads), columns(columns), reach(offsets.told_apart(table.horizon)) {}
+    explicit operator bool() const { return data != nullptr; }
+    const T* row(i64 head, i64 offset) const {
+        return data + ((heads > 1 ? head : 0) * (2 * horizon + 1) + offset + horizon) * columns;
+    }
+    // Numbers in one task's share of the gradient; zero where none is wanted.
+    i64 share() const { return gradient ? reach.width() * columns : 0; }
+};
+
+template <class T>
+struct Tables {
+    TableView<T> bias, native_bias, query, key, value;
+    const T* gate;
+    T* gate_gradient;
+    i64 gate_batch;
+    i64 horizon;  // of all but the table on the key
+
+    Tables(const Call& call, Span reach)
+        : bias(call.bias, 1, reach), native_bias(call.native_bias, 1, reach),
+          query(call.query_table, call.head_dim, reach), key(call.key_table, call.head_dim, reach),
+          value(call.value_table, call.value_dim, reach), gate(static_cast<const T*>(call.gate)),
+          gate_gradient(static_cast<T*>(call.gate_gradient)), gate_batch(call.gate_batch), horizon(0) {
+        for (const TableView<T>* table : {&bias, &native_bias, &query, &value})
+            if (*table) horizon = std::max(horizon, table->horizon);
+    }
+    bool on_scores() const { return bias || native_bias || query; }
+    // Whether what is added to the scores differs from query to query beyond its offset.
+    bool per_query() const { return query || (bias && gate); }
+    const T* gates(i64 heads, i64 queries, i64 batch, i64 head, i64 first) const {
+        return gate ? gate + ((gate_batch > 1 ? batch : 0) * heads + head) * queries + first : nullptr;
+    }
+};
+
+// Rows over offsets for a block of queries: products of queries (or of output gradients) with a table, brought to the
+// offsets of the block and gated.
+template <class T>
+struct RowsRoom {
+    T *products, *plain, *gated;
+
+    RowsRoom(Pieces& pieces, i64 rows, i64 width)
+        : products(pieces.take<T>(rows * width)), plain(pieces.take<T>(rows * width)),
+          gated(pieces.take<T>(rows * width)) {}
+};
+
+// What the tables add to the scores of a block of queries, over the offsets of `span`; `query` comes unscaled. Rows
+// before the gate are left in `room.plain` where there is a gate.
+template <class T>
+OffsetRows<const T> rows_on_scores(const Tables<T>& tables, i64 head, Span span, i64 rows, i64 dim, T scale,
+                                   Matrix<const T> query, const T* gates, const Products<T>& multiply,
+                                   RowsRoom<T>& room) {
+    if (!tables.on_scores()) return {};
+    const bool only_bias = tables.bias && !tables.native_bias && !tables.query && !gates;
+    if (only_bias && tables.bias.horizon == tables.horizon) return {tables.bias.row(head, span.low), 0};
+
+    const Span own = span.told_apart(tables.query.horizon);
+    if (tables.query) {
+        const Matrix<const T> table{tables.query.row(head, own.low), std::max<i64>(1, dim), TRANSPOSED};
+        multiply(rows, own.width(), dim, scale, query, table, T(0), {room.products, own.width()});
+        if (own == span && !tables.bias && !tables.native_bias && !gates) return {room.products, span.width()};
+    }
+    const i64 width = span.width(), count = tables.per_query() ? rows : 1;
+    for (i64 i = 0; i < count; ++i) {
+        T* plain = room.plain + i * width;
+        T* gated = room.gated + i * width;
+        std::fill_n(plain, width, T(0));
+        if (tables.query) spread(plain, span, room.products + i * own.width(), own, T(1));
+        if (tables.bias) {
+            const Span told = span.told_apart(tables.bias.horizon);
+            spread(plain, span, tables.bias.row(head, told.low), told, T(1));
+        }
+        // A single row is not gated: then there is only the native bias, which no gate touches.
+        const T gate = gates && tables.per_query() ? gates[i] : T(1);
+        for (i64 o = 0; o < width; ++o) gated[o] = gate * plain[o];
+        if (tables.native_bias) {
+            const Span told = span.told_apart(tables.native_bias.horizon);
+            spread(gated, span, tables.native_bias.row(head, told.low), told, T(1));
+        }
+    }
+    return {room.gated, tables.per_query() ? width : 0};
+}
+
+// output gradient . value table for a block of queries, over the offsets of `span`, gated. Left in `room.products` over
+// the offsets that the table tells apart, not gated.
+template <class T>
+OffsetRows<const T> rows_on_values(const Tables<T>& tables, i64 head, Span span, i64 rows, i64 dim,
+                                   Matrix<const T> output_gradient, const T* gates, const Products<T>& multiply,
+                                   RowsRoom<T>& room) {
+    if (!tables.value) return {};
+    const Span own = span.told_apart(tables.value.horizon);
+    const Matrix<const T> table{tables.value.row(head, own.low), std::max<i64>(1, dim), TRANSPOSED};
+    multiply(rows, own.width(), dim, T(1), output_gradient, table, T(0), {room.products, own.width()});
+    if (own == span && !gates) return {room.products, span.width()};
+    std::fill_n(room.gated, rows * span.width(), T(0));
+    for (i64 i = 0; i < rows; ++i)
+        spread(room.gated + i * span.width(), span, room.products + i * own.width(), own, gates ? gates[i] : T(1));
+    return {room.gated, span.width()};
+}
+
+// The mass of a block of queries over the offsets that a table tells apart: `mass` itself, or in `room`.
+template <class T>
+T* collected(T* mass, Span span, Span own, i64 rows, T* room) {
+    if (own == span) return mass;
+    std::fill_n(room, rows * own.width(), T(0));
+    for (i64 i = 0; i < rows; ++i) collect(room + i * own.width(), own, mass + i * span.width(), span, T(1));
+    return room;
+}
+
+// The term on the key depends on key and offset: a matrix [offsets, keys] of a block, which row i meets diagonally.
+template <class T>
+struct KeyRows {
+    Block block;
+    Sight sight;
+    Span span;          // offsets of the matrix
+    const T* products;  // scale * key table . key
+    T* mass;            // the same shape: sums of the scores' gradients, times the gates; or null
+    const T* gates;     // [rows] or null
+    T* gate_gradients;  // [rows], added to; or null
+
+    // What add_to and gather share: visit(first column, count, first offset, step), step 1 on the diagonal.
+    template <class Visit>
+    void each_part(i64 row, const Visit& visit) const {
+        const Parts parts = parts_of(block, row, sight, span);
+        visit(parts.begin, parts.left, i64{0}, i64{0});
+        visit(parts.left, parts.right, block.keys.begin + parts.left - (block.first_position + row) - span.low, i64{1});
+        visit(parts.right, parts.end, span.width() - 1, i64{0});
+    }
+    void add_to(T* scores) const {
+        const i64 columns = block.keys.size();
+        for (i64 i = 0; i < block.rows; ++i) {
+            const T gate = gates ? gates[i] : T(1);
+            T* row = scores + i * columns;
+            each_part(i, [&](i64 begin, i64 end, i64 offset, i64 step) {
+                const T* from = products + offset * columns;
+                for (i64 j = begin; j < end; ++j, from += step * columns) row[j] += gate * from[j];
+            });
+        }
+    }
+    void gather(const T* gradients) const {
+        const i64 columns = block.keys.size();
+        for (i64 i = 0; i < block.rows; ++i) {
+            const T gate = gates ? gates[i] : T(1);
+            const T* row = gradients + i * columns;
+            T of_gate = 0;
+            each_part(i, [&](i64 begin, i64 end, i64 offset, i64 step) {
+                T* to = mass + offset * columns;
+                const T* from = products + offset * columns;
+                for (i64 j = begin; j < end; ++j, to += step * columns, from += step * columns) {
+                    to[j] += gate * row[j];
+                    of_gate += row[j] * from[j];
+                }
+            });
+            if (gate_gradients) gate_gradients[i] += of_gate;
+        }
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Attention: what the forward and the backward pass share
+// ---------------------------------------------------------------------------------------------------------------------
+
+i64 pieces_of(i64 length, i64 piece) { return (length + piece - 1) / piece; }
+
+// Queries and keys in a block of scores. Tuned; a function of the problem's shape alone.
+struct BlockSize {
+    i64 rows, columns;
+};
+
+template <class E, class T>
+class Attention {
+  protected:
+    Attention(const Call& call, BlockSize size)
+        : call_(call), size_(size), multiply_(call), dropout_(call), scale_(static_cast<T>(call.scale)),
+          tables_(call, {-(call.query_offset + call.queries - 1), call.keys - 1 - call.query_offset}),
+          query_blocks_(pieces_of(call.queries, size.rows)) {}
+
+    const std::uint8_t* tokens(i64 batch) const { return call_.tokens ? call_.tokens + batch * call_.keys : nullptr; }
+
+    // What the queries of a sequence may see at all.
+    Sight sight(i64 batch) const {
+        Range range{0, call_.keys};
+        if (const std::uint8_t* is_token = tokens(batch)) {
+            while (range.begin < range.end && !is_token[range.begin]) ++range.begin;
+            while (range.end > range.begin && !is_token[range.end - 1]) --range.end;
+        }
+        return {range, call_.causal != 0, call_.window};
+    }
+    // The keys that some query among `rows` from `position` on may see.
+    static Range seen(const Sight& sight, i64 position, i64 rows) {
+        const Range first = sight.of(position), last = sight.of(position + rows - 1);
+        return {first.begin, std::max(first.begin, last.end)};
+    }
+    // The flags of a block's keys if some of them are padding, else null.
+    const std::uint8_t* padding_among(i64 batch, Range keys) const {
+        const std::uint8_t* is_token = tokens(batch);
+        if (!is_token || !std::memchr(is_token + keys.begin, 0, static_cast<std::size_t>(keys.size()))) return nullptr;
+        return is_token + keys.begin;
+    }
+    // Queries that can go into one block. A product with a weight of zero still brings in what is not finite, so where
+    // a row of `tensor` (keys or values) is hidden from some of the queries only and not finite, each goes by itself.
+    i64 rows_at_once(const Strided& tensor, i64 columns, const Sight& sight, i64 batch, i64 key_head, i64 position,
+                     i64 rows) const {
+        const Range first = sight.of(position), last = sight.of(position + rows - 1);
+        const Range entering{first.end, last.end}, leaving{first.begin, last.begin};
+        for (Range range : {entering, leaving})
+            if (!all_finite<E>(tensor, batch, key_head, range, columns, tokens(batch))) return 1;
+        return rows;
+    }
+    // The widest span of offsets that a block meets.
+    i64 widest() const {
+        const i64 offsets = size_.rows + call_.keys - 1;
+        return std::min(2 * tables_.horizon + 1, offsets);
+    }
+    i64 widest_on_keys() const {
+        return tables_.key ? std::min(2 * tables_.key.horizon + 1, size_.rows + size_.columns - 1) : 0;
+    }
+    std::uint32_t sequence(i64 batch, i64 head) const { return static_cast<std::uint32_t>(batch * call_.heads + head); }
+
+    // scale * key table . key over the offsets of a block, into `products`.
+    Span multiply_keys(i64 head, const Block& block, Matrix<const T> keys, T* products) const {
+        const Span span = block.offsets().told_apart(tables_.key.horizon);
+        const Matrix<const T> table{tables_.key.row(head, span.low), std::max<i64>(1, call_.head_dim)};
+        keys.form = TRANSPOSED;
+        multiply_(span.width(), block.keys.size(), call_.head_dim, scale_, table, keys, T(0),
+                  {products, block.keys.size()});
+        return span;
+    }
+    // a @ b.T for two matrices of rows
+    void multiply_rows(i64 m, i64 n, i64 k, T factor, Matrix<const T> a, Matrix<const T> b, T* to) const {
+        b.form = TRANSPOSED;
+        multiply_(m, n, k, factor, a, b, T(0), {to, n});
+    }
+
+    const Call& call_;
+    BlockSize size_;
+    Products<T> multiply_;
+    Dropout dropout_;
+    T scale_;
+    Tables<T> tables_;
+    i64 query_blocks_;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+// ---------------------------------------------------------------------------------------------------------------------
+
+template <class E, class T>
+class Forward : Attention<E, T> {
+  public:
+    explicit Forward(const Call& call) : Attention<E, T>(call, block_size(call)) {}
+
+    Status run() {
+        Pieces counted;
+        Room{counted, *this};
+        const Memory memory(counted.used() * workers(call_));
+        if (memory.failed()) return OUT_OF_MEMORY;
+        ::run(call_, call_.batch * call_.heads * query_blocks_, [&](i64 worker, i64 task) {
+            Pieces pieces(memory.data() + worker * counted.used());
+            Room room(pieces, *this);
+            const i64 head = task / query_blocks_ % call_.heads, batch = task / query_blocks_ / call_.heads;
+            attend(room, batch, head, task % query_blocks_ * size_.rows);
+        });
+        return DONE;
+    }
+
+  private:
+    using Attention<E, T>::call_;
+    using Attention<E, T>::size_;
+    using Attention<E, T>::multiply_;
+    using Attention<E, T>::scale_;
+    using Attention<E, T>::tables_;
+    using Attention<E, T>::query_blocks_;
+
+    static BlockSize block_size(const Call& call) {
+        const i64 rows = call.queries >= 768 ? 256 : call.queries >= 192 ? 64 : 32;
+        return {std::min(rows, std::max<i64>(1, call.queries)), std::min<i64>(512, std::max<i64>(1, call.keys))};
+    }
+
+    // A worker's memory.
+    struct Room {
+        T *query, *key, *value;  // copies, where products can't read the tensors
+        T *scores, *largest, *sums, *output;
+        RowsRoom<T> relative;
+        T *mass, *own_mass;
+        T* key_products;
+        T* factors;
+
+        Room(Pieces& pieces, const Forward& f)
+            : query(pieces.take<T>(f.size_.rows * f.call_.head_dim)),
+              key(pieces.take<T>(f.size_.columns * f.call_.head_dim)),
+              value(pieces.take<T>(f.size_.columns * f.call_.value_dim)),
+              scores(pieces.take<T>(f.size_.rows * f.size_.columns)), largest(pieces.take<T>(f.size_.rows)),
+              sums(pieces.take<T>(f.size_.rows)), output(pieces.take<T>(f.size_.rows * f.call_.value_dim)),
+              relative(pieces, f.size_.rows, f.widest()), mass(pieces.take<T>(f.size_.rows * f.widest())),
+              own_mass(pieces.take<T>(f.size_.rows * f.widest())),
+              key_products(pieces.take<T>(f.widest_on_keys() * f.size_.columns)),
+              factors(pieces.take<T>(f.size_.columns + 2 * DECISIONS)) {}
+    };
+
+    void attend(Room& room, i64 batch, i64 head, i64 first_query) const {
+        const i64 rows = std::min(size_.rows, call_.queries - first_query);
+        const i64 key_head = head / (call_.heads / call_.key_heads);
+        const Sight sight = this->sight(batch);
+        const i64 at_once = this->rows_at_once(call_.value, call_.value_dim, sight, batch, key_head,
+                                               call_.query_offset + first_query, rows);
+        for (i64 i = 0; i < rows; i += at_once)
+            attend_block(room, sight, batch, head, key_head, first_query + i, std::min(at_once, rows - i));
+    }
+
+    void attend_block(Room& room, const Sight& sight, i64 batch, i64 head, i64 key_head, i64 first_query,
+                      i64 rows) const {
+        const i64 dim = call_.head_dim, value_dim = call_.value_dim, position = call_.query_offset + first_query;
+        const Range seen = this->seen(sight, position, rows);
+        const Span span = Block{position, rows, seen}.offsets().told_apart(tables_.horizon);
+        const T* gates = tables_.gates(call_.heads, call_.queries, batch, head, first_query);
+        std::fill_n(room.sums, rows, T(0));
+        std::fill_n(room.largest, rows, -infinity<T>());
+        if (seen.empty()) return finish(room, batch, head, first_query, rows);
+
+        const Matrix<const T> query = matrix<E>(call_.query, batch, head, first_query, rows, dim, room.query);
+        SoftmaxRows<T> softmax{};
+        softmax.sight = sight;
+        softmax.span = span;
+        softmax.relative =
+            rows_on_scores(tables_, head, span, rows, dim, scale_, query, gates, multiply_, room.relative);
+        if (tables_.value) {
+            softmax.mass = {room.mass, span.width()};
+            std::fill_n(room.mass, rows * span.width(), T(0));
+        }
+        softmax.dropout = this->dropout_;
+        softmax.sequence = this->sequence(batch, head);
+        softmax.first_query = first_query;
+        softmax.factors = room.factors;
+        softmax.scores = room.scores;
+        softmax.largest = room.largest;
+        softmax.sums = room.sums;
+        softmax.output = room.output;
+        softmax.value_dim = value_dim;
+
+        for (i64 begin = seen.begin; begin < seen.end; begin += size_.columns) {
+            const Range keys{begin, std::min(seen.end, begin + size_.columns)};
+            const Block block{position, rows, keys};
+            const std::uint8_t* padding = this->padding_among(batch, keys);
+            const Matrix<const T> key =
+                matrix<E>(call_.key, batch, key_head, begin, keys.size(), dim, room.key, padding);
+            this->multiply_rows(rows, keys.size(), dim, scale_, query, key, room.scores);
+            if (tables_.key) {
+                const Span on_keys = this->multiply_keys(head, block, key, room.key_products);
+                KeyRows<T>{block, sight, on_keys, room.key_products, nullptr, gates, nullptr}.add_to(room.scores);
+            }
+            softmax.block = block;
+            softmax.tokens = padding;
+            softmax.first = begin == seen.begin;
+            softmax_rows(softmax);
+            const Matrix<const T> value =
+                matrix<E>(call_.value, batch, key_head, begin, keys.size(), value_dim, room.value, padding);
+            multiply_(rows, value_dim, keys.size(), T(1), {room.scores, keys.size()}, value, softmax.first ? T(0) : T(1),
+                      {room.output, std::max<i64>(1, value_dim)});
+        }
+        if (tables_.value) {
+            const Span own = span.told_apart(tables_.value.horizon);
+            T* mass = collected(room.mass, span, own, rows, room.own_mass);
+            if (gates)
+                for (i64 i = 0; i < rows; ++i) scale_by(mass + i * own.width(), own.width(), gates[i]);
+            const i64 stride = std::max<i64>(1, value_dim);
+            multiply_(rows, value_dim, own.width(), T(1), {mass, own.width()},
+                      {tables_.value.row(head, own.low), stride}, T(1), {room.output, stride});
+        }
+        finish(room, batch, head, first_query, rows);
+    }
+
+    // Divides by the sums and writes the block. A query that has seen nothing gets zeros, and no gradient: its
+    // exponentials, less a log of infinity, are zero.
+    void finish(Room& room, i64 batch, i64 head, i64 first_query, i64 rows) const {
+        const i64 value_dim = call_.value_dim;
+        T* log_sums = static_cast<T*>(call_.log_sums) + (batch * call_.heads + head) * call_.queries + first_query;
+        for (i64 i = 0; i < rows; ++i) {
+            T* output = room.output + i * value_dim;
+            if (room.sums[i] == T(0)) {
+                std::fill_n(output, value_dim, T(0));
+                log_sums[i] = infinity<T>();
+            } else {
+                scale_by(output, value_dim, T(1) / room.sums[i]);
+                log_sums[i] = room.largest[i] + std::log(room.sums[i]);
+            }
+        }
+        write(room.output, rows, value_dim, at<E>(call_.output, batch, head, first_query), call_.output.row,
+              call_.output.column);
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+// ---------------------------------------------------------------------------------------------------------------------
+
+// A task is a sequence, a head of the keys, and a piece of the keys: it owns their gradients. It goes through the
+// queries of all heads that share these keys. What several tasks add to (the gradients of queries, tables and gates) is
+// kept apart, a share for each, and summed in the end in the order of the tasks.
+template <class E, class T>
+class Backward : Attention<E, T> {
+  public:
+    explicit Backward(const Call& call)
+        : Attention<E, T>(call, block_size(call)), groups_(call.key_heads ? call.heads / call.key_heads : 0) {
+        const i64 sequences = std::max<i64>(1, call.batch * call.key_heads);
+        const i64 wanted = std::min(pieces_of(ENOUGH_TASKS, sequences), pieces_of(call.keys, size_.columns));
+        piece_ = pieces_of(pieces_of(std::max<i64>(1, call.keys), std::max<i64>(1, wanted)), 64) * 64;
+        pieces_ = std::max<i64>(1, pieces_of(call.keys, piece_));
+    }
+
+    Status run() {
+        Pieces counted, counted_shares;
+        Room{counted, *this};
+        Shares{counted_shares, *this};
+        const Memory memory(counted.used() * workers(call_) + counted_shares.used());
+        if (memory.failed()) return OUT_OF_MEMORY;
+        Pieces of_shares(memory.data() + counted.used() * workers(call_));
+        const Shares shares(of_shares, *this);
+        // The first piece of the keys is the most work where attention is causal, so it comes first.
+        const i64 sequences = call_.batch * call_.key_heads;
+        ::run(call_, sequences * pieces_, [&](i64 worker, i64 task) {
+            Pieces pieces(memory.data() + worker * counted.used());
+            Room room(pieces, *this);
+            const i64 sequence = task % sequences;
+            differentiate_piece(room, shares, sequence / call_.key_heads, sequence % call_.key_heads, task / sequences);
+        });
+        sum_shares(shares);
+        return DONE;
+    }
+
+  private:
+    using Attention<E, T>::call_;
+    using Attention<E, T>::size_;
+    using Attention<E, T>::multiply_;
+    using Attention<E, T>::scale_;
+    using Attention<E, T>::tables_;
+    using Attention<E, T>::query_blocks_;
+
+    // Keys are cut in pieces until there are so many tasks: enough for a processor of today, and each piece costs
+    // another copy of the queries' gradients.
+    static constexpr i64 ENOUGH_TASKS = 16;
+
+    static BlockSize block_size(const Call& call) {
+        const i64 rows = call.queries >= 768 ? 256 : call.queries >= 192 ? 128 : 64;
+        return {std::min(rows, std::max<i64>(1, call.queries)), std::min<i64>(512, std::max<i64>(1, call.keys))};
+    }
+
+    // A worker's memory.
+    struct Room {
+        T *query, *key, *value, *output, *output_gradient;  // copies, where products can't read the tensors
+        T *scores, *gradients, *deltas;
+        T *query_gradient, *key_gradient, *value_gradient;
+        RowsRoom<T> relative, mixed;
+        T *mass, *score_mass, *own_mass;
+        T *key_products, *key_mass;
+        T* gate_gradient;
+        T* factors;
+
+        Room(Pieces& pieces, const Backward& b)
+            : query(pieces.take<T>(b.size_.rows * b.call_.head_dim)),
+              key(pieces.take<T>(b.size_.columns * b.call_.head_dim)),
+              value(pieces.take<T>(b.size_.columns * b.call_.value_dim)),
+              output(pieces.take<T>(b.size_.rows * b.call_.value_dim)),
+              output_gradient(pieces.take<T>(b.size_.rows * b.call_.value_dim)),
+              scores(pieces.take<T>(b.size_.rows * b.size_.columns)),
+              gradients(pieces.take<T>(b.size_.rows * b.size_.columns)), deltas(pieces.take<T>(b.size_.rows)),
+              query_gradient(pieces.take<T>(b.size_.rows * b.call_.head_dim)),
+              key_gradient(pieces.take<T>(b.piece_ * b.call_.head_dim)),
+              value_gradient(pieces.take<T>(b.piece_ * b.call_.value_dim)),
+              relative(pieces, b.size_.rows, b.widest()), mixed(pieces, b.size_.rows, b.widest()),
+              mass(pieces.take<T>(b.size_.rows * b.widest())), score_mass(pieces.take<T>(b.size_.rows * b.widest())),
+              own_mass(pieces.take<T>(b.size_.rows * b.widest())),
+              key_products(pieces.take<T>(b.widest_on_keys() * b.size_.columns)),
+              key_mass(pieces.take<T>(b.widest_on_keys() * b.size_.columns)),
+              gate_gradient(pieces.take<T>(b.size_.rows)),
+              factors(pieces.take<T>(b.size_.columns + 2 * DECISIONS)) {}
+    };
+
+    // What tasks add to. Of each table [pieces, batch, heads, reach, columns]; of queries and gates as below.
+    struct Shares {
+        T *bias, *native_bias, *query_table, *key_table, *value_table;
+        T* query;  // [pieces, batch, heads, queries, head_dim], where the keys are in several pieces
+        T* gate;   // [pieces, batch, heads, queries]
+
+        Shares(Pieces& pieces, const Backward& b)
+            : bias(pieces.take<T>(b.slots() * b.tables_.bias.share())),
+              native_bias(pieces.take<T>(b.slots() * b.tables_.native_bias.share())),
+              query_table(pieces.take<T>(b.slots() * b.tables_.query.share())),
+              key_table(pieces.take<T>(b.slots() * b.tables_.key.share())),
+              value_table(pieces.take<T>(b.slots() * b.tables_.value.share())),
+              query(pieces.take<T>(b.pieces_ > 1 && b.call_.query_gradient.data
+                                       ? b.slots() * b.call_.queries * b.call_.head_dim : 0)),
+              gate(pieces.take<T>(b.tables_.gate_gradient ? b.slots() * b.call_.queries : 0)) {}
+    };
+    i64 slots() const { return pieces_ * call_.batch * call_.heads; }
+
+    // A task's shares for one of its heads; null where no gradient is wanted.
+    struct Share {
+        T *bias, *native_bias, *query_table, *key_table, *value_table, *query, *gate;
+    };
+    Share share(const Shares& shares, i64 slot) const {
+        const auto of = [&](T* all, const TableView<T>& table) -> T* {
+            if (!table.gradient) return nullptr;
+            T* mine = all + slot * table.share();
+            std::fill_n(mine, table.share(), T(0));
+            return mine;
+        };
+        const i64 queries = call_.queries;
+        return {of(shares.bias, tables_.bias),
+                of(shares.native_bias, tables_.native_bias),
+                of(shares.query_table, tables_.query),
+                of(shares.key_table, tables_.key),
+                of(shares.value_table, tables_.value),
+                pieces_ > 1 && call_.query_gradient.data ? shares.query + slot * queries * call_.head_dim : nullptr,
+                tables_.gate_gradient ? shares.gate + slot * queries : nullptr};
+    }
+
+    void differentiate_piece(Room& room, const Shares& shares, i64 batch, i64 key_head, i64 piece) const {
+        const Range keys{piece * piece_, std::min(call_.keys, (piece + 1) * piece_)};
+        std::fill_n(room.key_gradient, keys.size() * call_.head_dim, T(0));
+        std::fill_n(room.value_gradient, keys.size() * call_.value_dim, T(0));
+        const Sight sight = this->sight(batch);
+        for (i64 head = key_head * groups_; head < (key_head + 1) * groups_; ++head) {
+            const Share mine = share(shares, (piece * call_.batch + batch) * call_.heads + head);
+            for (i64 first = 0; first < call_.queries; first += size_.rows) {
+                const i64 rows = std::min(size_.rows, call_.queries - first);
+                const i64 at_once = this->rows_at_once(call_.key, call_.head_dim, sight, batch, key_head,
+                                                       call_.query_offset + first, rows);
+                for (i64 i = 0; i < rows; i += at_once)
+                    differentiate_block(room, mine, sight, keys, batch, head, key_head, first + i,
+                                        std::min(at_once, rows - i));
+            }
+        }
+        if (call_.key_gradient.data)
+            write(room.key_gradient, keys.size(), call_.head_dim,
+                  at<E>(call_.key_gradient, batch, key_head, keys.begin), call_.key_gradient.row,
+                  call_.key_gradient.column);
+        if (call_.value_gradient.data)
+            write(room.value_gradient, keys.size(), call_.value_dim,
+                  at<E>(call_.value_gradient, batch, key_head, keys.begin), call_.value_gradient.row,
+                  call_.value_gradient.column);
+    }
+
+    void differentiate_block(Room& room, const Share& mine, const Sight& sight, Range piece, i64 batch, i64 head,
+                             i64 key_head, i64 first_query, i64 rows) const {
+        const i64 dim = call_.head_dim, value_dim = call_.value_dim, position = call_.query_offset + first_query;
+        const i64 dim_stride = std::max<i64>(1, dim), value_stride = std::max<i64>(1, value_dim);
+        const Range seen = this->seen(sight, position, rows).within(piece);
+        std::fill_n(room.query_gradient, rows * dim, T(0));
+        std::fill_n(room.gate_gradient, rows, T(0));
+        if (seen.empty()) return finish(room, mine, batch, head, first_query, rows);
+
+        const Span span = Block{position, rows, seen}.offsets().told_apart(tables_.horizon);
+        const T* gates = tables_.gates(call_.heads, call_.queries, batch, head, first_query);
+        const Matrix<const T> query = matrix<E>(call_.query, batch, head, first_query, rows, dim, room.query);
+        const Matrix<const T> output_gradient =
+            matrix<E>(call_.output_gradient, batch, head, first_query, rows, value_dim, room.output_gradient);
+        const Matrix<const T> output = matrix<E>(call_.output, batch, head, first_query, rows, value_dim, room.output);
+        for (i64 i = 0; i < rows; ++i)
+            room.deltas[i] = dot(output_gradient.data + i * output_gradient.stride, output.data + i * output.stride,
+                                 value_dim);
+
+        GradientRows<T> gradient{};
+        gradient.sight = sight;
+        gradient.span = span;
+        gradient.relative =
+            rows_on_scores(tables_, head, span, rows, dim, scale_, query, gates, multiply_, room.relative);
+        gradient.mixed =
+            rows_on_values(tables_, head, span, rows, value_dim, output_gradient, gates, multiply_, room.mixed);
+        gradient.mass = mass_of_values(room, mine, span, rows);
+        gradient.score_mass = mass_of_scores(room, mine, span, rows);
+        gradient.dropout = this->dropout_;
+        gradient.sequence = this->sequence(batch, head);
+        gradient.first_query = first_query;
+        gradient.factors = room.factors;
+        gradient.scores = room.scores;
+        gradient.gradients = room.gradients;
+        gradient.log_sums =
+            static_cast<const T*>(call_.log_sums) + (batch * call_.heads + head) * call_.queries + first_query;
+        gradient.deltas = room.deltas;
+
+        for (i64 begin = seen.begin; begin < seen.end; begin += size_.columns) {
+            const Range keys{begin, std::min(seen.end, begin + size_.columns)};
+            const i64 columns = keys.size();
+            const Block block{position, rows, keys};
+            const std::uint8_t* padding = this->padding_among(batch, keys);
+            const Matrix<const T> key = matrix<E>(call_.key, batch, key_head, begin, columns, dim, room.key, padding);
+            const Matrix<const T> value =
+                matrix<E>(call_.value, batch, key_head, begin, columns, value_dim, room.value, padding);
+            this->multiply_rows(rows, columns, dim, scale_, query, key, room.scores);
+            this->multiply_rows(rows, columns, value_dim, T(1), output_gradient, value, room.gradients);
+            KeyRows<T> on_keys{block, sight, {0, 0}, room.key_products, room.key_mass, gates,
+                               mine.gate ? room.gate_gradient : nullptr};
+            if (tables_.key) {
+                on_keys.span = this->multiply_keys(head, block, key, room.key_products);
+                on_keys.add_to(room.scores);
+            }
+            gradient.block = block;
+            gradient.tokens = padding;
+            gradient_rows(gradient);
+
+            T* key_gradient = room.key_gradient + (begin - piece.begin) * dim;
+            T* value_gradient = room.value_gradient + (begin - piece.begin) * value_dim;
+            const Matrix<const T> weights{room.scores, columns, TRANSPOSED}, gradients{room.gradients, columns},
+                transposed{room.gradients, columns, TRANSPOSED};
+            if (call_.value_gradient.data)
+                multiply_(columns, value_dim, rows, T(1), weights, output_gradient, T(1),
+                          {value_gradient, value_stride});
+            if (call_.query_gradient.data)
+                multiply_(rows, dim, columns, scale_, gradients, key, T(1), {room.query_gradient, dim_stride});
+            if (call_.key_gradient.data)
+                multiply_(columns, dim, rows, scale_, transposed, query, T(1), {key_gradient, dim_stride});
+            if (tables_.key) differentiate_keys(room, mine, on_keys, head, key, key_gradient);
+        }
+        differentiate_scores(room, mine, span, head, query, gates, rows, gradient.score_mass.stride != 0);
+        differentiate_values(room, mine, span, output_gradient, gates, rows);
+        finish(room, mine, batch, head, first_query, rows);
+    }
+
+    // Where sums of weights per offset are needed: for the gradients of the value table and of its gate.
+    OffsetRows<T> mass_of_values(Room& room, const Share& mine, Span span, i64 rows) const {
+        if (!tables_.value || !(mine.value_table || mine.gate)) return {};
+        std::fill_n(room.mass, rows * span.width(), T(0));
+        return {room.mass, span.width()};
+    }
+
+    // Where sums of the scores' gradients per offset are needed. Those of a bias alone are summed over the queries too,
+    // right in its share.
+    OffsetRows<T> mass_of_scores(Room& room, const Share& mine, Span span, i64 rows) const {
+        const bool needed = mine.bias || mine.native_bias || (tables_.query && (mine.query_table || wants_queries())) ||
+                            (mine.gate && tables_.on_scores());
+        if (!needed) return {};
+        const bool only_bias = mine.bias && !tables_.native_bias && !tables_.query && !tables_.gate;
+        if (only_bias && tables_.bias.horizon == tables_.horizon)
+            return {mine.bias + (span.low - tables_.bias.reach.low), 0};
+        std::fill_n(room.score_mass, rows * span.width(), T(0));
+        return {room.score_mass, span.width()};
+    }
+    bool wants_queries() const { return call_.query_gradient.data != nullptr; }
+
+    // From sums per offset to the gradients of bias, native bias, query table, queries and gates.
+    void differentiate_scores(Room& room, const Share& mine, Span span, i64 head, Matrix<const T> query, const T* gates,
+                              i64 rows, bool by_query) const {
+        if (!by_query) return;
+        const i64 width = span.width(), dim = call_.head_dim, dim_stride = std::max<i64>(1, dim);
+        for (i64 i = 0; i < rows; ++i) {
+            T* mass = room.score_mass + i * width;
+            if (mine.native_bias) add_to_share(mine.native_bias, tables_.native_bias, mass, span, T(1));
+            if (mine.gate && (tables_.bias || tables_.query))
+                room.gate_gradient[i] += dot(mass, room.relative.plain + i * width, width);
+            if (gates) scale_by(mass, width, gates[i]);
+            if (mine.bias) add_to_share(mine.bias, tables_.bias, mass, span, T(1));
+        }
+        if (!tables_.query) return;
+        const Span own = span.told_apart(tables_.query.horizon);
+        T* mass = collected(room.score_mass, span, own, rows, room.own_mass);
+        if (wants_queries())
+            multiply_(rows, dim, own.width(), scale_, {mass, own.width()}, {tables_.query.row(head, own.low), dim_stride},
+                      T(1), {room.query_gradient, dim_stride});
+        if (mine.query_table)
+            multiply_(own.width(), dim, rows, scale_, {mass, own.width(), TRANSPOSED}, query, T(1),
+                      {mine.query_table + (own.low - tables_.query.reach.low) * dim, dim_stride});
+    }
+
+    void add_to_share(T* share, const TableView<T>& table, const T* mass, Span span, T factor) const {
+        const Span own = span.told_apart(table.horizon);
+        collect(share + (own.low - table.reach.low), own, mass, span, factor);
+    }
+
+    // From sums of weights per offset to the gradients of the value table and its gates.
+    void differentiate_values(Room& room, const Share& mine, Span span, Matrix<const T> output_gradient, const T* gates,
+                              i64 rows) const {
+        if (!tables_.value || !(mine.value_table || mine.gate)) return;
+        const Span own = span.told_apart(tables_.value.horizon);
+        const i64 width = own.width(), dim = call_.value_dim;
+        T* mass = collected(room.mass, span, own, rows, room.own_mass);
+        for (i64 i = 0; i < rows && gates; ++i) {
+            if (mine.gate) room.gate_gradient[i] += dot(mass + i * width, room.mixed.products + i * width, width);
+            scale_by(mass + i * width, width, gates[i]);
+        }
+        if (mine.value_table)
+            multiply_(width, dim, rows, T(1), {mass, width, TRANSPOSED}, output_gradient, T(1),
+                      {mine.value_table + (own.low - tables_.value.reach.low) * dim, std::max<i64>(1, dim)});
+    }
+
+    // The term on the key, for one block of scores.
+    void differentiate_keys(Room& room, const Share& mine, const KeyRows<T>& on_keys, i64 head, Matrix<const T> key,
+                            T* key_gradient) const {
+        const i64 columns = on_keys.block.keys.size(), width = on_keys.span.width(), dim = call_.head_dim;
+        const i64 dim_stride = std::max<i64>(1, dim);
+        std::fill_n(room.key_mass, width * columns, T(0));
+        on_keys.gather(room.gradients);
+        if (call_.key_gradient.data)
+            multiply_(columns, dim, width, scale_, {room.key_mass, columns, TRANSPOSED},
+                      {tables_.key.row(head, on_keys.span.low), dim_stride}, T(1), {key_gradient, dim_stride});
+        if (mine.key_table)
+            multiply_(width, dim, columns, scale_, {room.key_mass, columns}, key, T(1),
+                      {mine.key_table + (on_keys.span.low - tables_.key.reach.low) * dim, dim_stride});
+    }
+
+    void finish(Room& room, const Share& mine, i64 batch, i64 head, i64 first_query, i64 rows) const {
+        const i64 dim = call_.head_dim;
+        if (mine.query) {
+            std::copy_n(room.query_gradient, rows * dim, mine.query + first_query * dim);
+        } else if (wants_queries()) {
+            write(room.query_gradient, rows, dim, at<E>(call_.query_gradient, batch, head, first_query),
+                  call_.query_gradient.row, call_.query_gradient.column);
+        }
+        if (mine.gate) std::copy_n(room.gate_gradient, rows, mine.gate + first_query);
+    }
+
+    void sum_shares(const Shares& shares) const {
+        sum_table(tables_.bias, shares.bias);
+        sum_table(tables_.native_bias, shares.native_bias);
+        sum_table(tables_.query, shares.query_table);
+        sum_table(tables_.key, shares.key_table);
+        sum_table(tables_.value, shares.value_table);
+        if (pieces_ > 1 && wants_queries()) sum_queries(shares.query);
+        if (tables_.gate_gradient) sum_gates(shares.gate);
+    }
+
+    void sum_table(const TableView<T>& table, const T* shares) const {
+        if (!table.gradient) return;
+        const i64 numbers = (2 * table.horizon + 1) * table.columns, share = table.share();
+        const i64 before = (table.reach.low + table.horizon) * table.columns;
+        std::fill_n(table.gradient, table.heads * numbers, T(0));
+        const i64 at_once = 512, parts = pieces_of(share, at_once);
+        ::run(call_, table.heads * parts, [&](i64, i64 task) {
+            const i64 table_head = task / parts, begin = task % parts * at_once, count = std::min(at_once, share - begin);
+            T* to = table.gradient + table_head * numbers + before + begin;
+            for (i64 slot = 0; slot < slots(); ++slot)
+                if (table.heads == 1 || slot % call_.heads == table_head) add(to, shares + slot * share + begin, count);
+        });
+    }
+
+    void sum_queries(T* shares) const {
+        const i64 numbers = call_.queries * call_.head_dim, sequences = call_.batch * call_.heads;
+        ::run(call_, sequences, [&](i64, i64 task) {
+            T* first = shares + task * numbers;
+            for (i64 piece = 1; piece < pieces_; ++piece) add(first, first + piece * sequences * numbers, numbers);
+            write(first, call_.queries, call_.head_dim,
+                  at<E>(call_.query_gradient, task / call_.heads, task % call_.heads, 0), call_.query_gradient.row,
+                  call_.query_gradient.column);
+        });
+    }
+
+    void sum_gates(const T* shares) const {
+        const i64 numbers = call_.heads * call_.queries;
+        std::fill_n(tables_.gate_gradient, tables_.gate_batch * numbers, T(0));
+        for (i64 piece = 0; piece < pieces_; ++piece)
+            for (i64 batch = 0; batch < call_.batch; ++batch)
+                add(tables_.gate_gradient + (tables_.gate_batch > 1 ? batch : 0) * numbers,
+                    shares + (piece * call_.batch + batch) * numbers, numbers);
+    }
+
+    i64 groups_;  // heads that share a head of the keys
+    i64 piece_;   // keys in a piece
+    i64 pieces_;
+};
+
+template <template <class, class> class Pass>
+int run_pass(const Call& call) {
+    switch (call.dtype) {
+        case FLOAT32: return Pass<float, float>(call).run();
+        case FLOAT64: return Pass<double, double>(call).run();
+        case BFLOAT16: return Pass<BFloat16, float>(call).run();
+        case FLOAT16: return Pass<Float16, float>(call).run();
+        default: return UNKNOWN_DTYPE;
+    }
+}
+
+}  // namespace
+
+// The size of the record that the caller must hand over: a library of another release has another.
+EXPORT std::int64_t hf_relpos_call_size() { return sizeof(Call); }
+
+// Both return a Status. Nothing is kept between calls, and any number of threads may call at once.
+EXPORT int hf_relpos_forward(const Call* call) { return run_pass<Forward>(*call); }
+EXPORT int hf_relpos_backward(const Call* call) { return run_pass<Backward>(*call); }
