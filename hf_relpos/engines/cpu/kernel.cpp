@@ -429,8 +429,15 @@ struct Block {
     i64 first_position, rows;
     Range keys;
 
-    Span offsets() const { return {keys.begin - (first_position + rows - 1), keys.end - 1 - first_position}; }
 };
+
+// The offsets that a block meets: those that causality and window leave. One at least.
+Span met(const Call& call, const Block& block) {
+    Span span{block.keys.begin - (block.first_position + block.rows - 1), block.keys.end - 1 - block.first_position};
+    if (call.window >= 0) span = {std::max(span.low, -call.window), std::min(span.high, call.window)};
+    if (call.causal) span.high = std::min<i64>(span.high, 0);
+    return {span.low, std::max(span.low, span.high)};
+}
 
 // A row of a block in three parts: [begin, left) below the span of offsets, [left, right) in it, [right, end) above.
 // Columns count from the block's first key; those outside of [begin, end) are hidden.
@@ -630,6 +637,7 @@ struct ScoreRows {
     INLINE i64 columns() const { return block.keys.size(); }
     // Index, in a row over offsets, of the first column of the middle part.
     INLINE i64 middle(i64 row, const Parts& parts) const {
+        if (parts.left == parts.right) return 0;
         return block.keys.begin + parts.left - (block.first_position + row) - span.low;
     }
     INLINE void hide_padding(T* scores, const Parts& parts) const {
@@ -1013,8 +1021,9 @@ struct KeyRows {
     template <class Visit>
     void each_part(i64 row, const Visit& visit) const {
         const Parts parts = parts_of(block, row, sight, span);
+        const i64 middle = block.keys.begin + parts.left - (block.first_position + row) - span.low;
         visit(parts.begin, parts.left, i64{0}, i64{0});
-        visit(parts.left, parts.right, block.keys.begin + parts.left - (block.first_position + row) - span.low, i64{1});
+        if (parts.right > parts.left) visit(parts.left, parts.right, middle, i64{1});
         visit(parts.right, parts.end, span.width() - 1, i64{0});
     }
     void add_to(T* scores) const {
@@ -1063,7 +1072,7 @@ class Attention {
   protected:
     Attention(const Call& call, BlockSize size)
         : call_(call), size_(size), multiply_(call), dropout_(call), scale_(static_cast<T>(call.scale)),
-          tables_(call, {-(call.query_offset + call.queries - 1), call.keys - 1 - call.query_offset}),
+          tables_(call, met(call, Block{call.query_offset, call.queries, {0, call.keys}})),
           query_blocks_(pieces_of(call.queries, size.rows)) {}
 
     const std::uint8_t* tokens(i64 batch) const { return call_.tokens ? call_.tokens + batch * call_.keys : nullptr; }
@@ -1110,7 +1119,7 @@ class Attention {
 
     // scale * key table . key over the offsets of a block, into `products`.
     Span multiply_keys(i64 head, const Block& block, Matrix<const T> keys, T* products) const {
-        const Span span = block.offsets().told_apart(tables_.key.horizon);
+        const Span span = met(call_, block).told_apart(tables_.key.horizon);
         const Matrix<const T> table{tables_.key.row(head, span.low), std::max<i64>(1, call_.head_dim)};
         keys.form = TRANSPOSED;
         multiply_(span.width(), block.keys.size(), call_.head_dim, scale_, table, keys, T(0),
@@ -1203,7 +1212,7 @@ class Forward : Attention<E, T> {
                       i64 rows) const {
         const i64 dim = call_.head_dim, value_dim = call_.value_dim, position = call_.query_offset + first_query;
         const Range seen = this->seen(sight, position, rows);
-        const Span span = Block{position, rows, seen}.offsets().told_apart(tables_.horizon);
+        const Span span = met(call_, {position, rows, seen}).told_apart(tables_.horizon);
         const T* gates = tables_.gates(call_.heads, call_.queries, batch, head, first_query);
         std::fill_n(room.sums, rows, T(0));
         std::fill_n(room.largest, rows, -infinity<T>());
@@ -1441,7 +1450,7 @@ class Backward : Attention<E, T> {
         std::fill_n(room.gate_gradient, rows, T(0));
         if (seen.empty()) return finish(room, mine, batch, head, first_query, rows);
 
-        const Span span = Block{position, rows, seen}.offsets().told_apart(tables_.horizon);
+        const Span span = met(call_, {position, rows, seen}).told_apart(tables_.horizon);
         const T* gates = tables_.gates(call_.heads, call_.queries, batch, head, first_query);
         const Matrix<const T> query = matrix<E>(call_.query, batch, head, first_query, rows, dim, room.query);
         const Matrix<const T> output_gradient =
