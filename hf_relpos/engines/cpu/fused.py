@@ -28,9 +28,9 @@ NOT_TWICE = (
 
 def refuses(query: Tensor, key: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionMask) -> str | None:
     """What of a case this engine cannot take exactly, in words; None if it takes it."""
-    kernel = load()
-    if isinstance(kernel, str):
-        return f"anything without its compiled kernel: {kernel}"
+    missing = _missing()
+    if missing is not None:
+        return f"anything without its compiled kernel: {missing}"
     tensors = [query, key, value, terms.bias, terms.query, terms.key, terms.value, terms.gate, terms.native_bias]
     given = [tensor for tensor in (*tensors, mask.padding) if tensor is not None]
     if torch.jit.is_tracing():
@@ -51,12 +51,21 @@ def refuses(query: Tensor, key: Tensor, value: Tensor, terms: RelativeTerms, mas
         return "a position that is only known on the device"
     if not -FARTHEST <= mask.query_offset <= FARTHEST:
         return f"queries at the position {mask.query_offset}"
-    if not torch.compiler.is_compiling() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
+    if not torch.compiler.is_compiling() and any(
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in given
+    ):
         return "forward-mode differentiation"
     return None
 
 
 PLAIN = (Tensor, torch.nn.Parameter)
+
+
+@torch.compiler.assume_constant_result
+def _missing() -> str | None:
+    """Why there is no compiled kernel, in words; None if there is one. Asked once for a compiled graph."""
+    kernel = load()
+    return kernel if isinstance(kernel, str) else None
 
 
 def common_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
@@ -90,12 +99,14 @@ def attend(
     if terms.gate is None:
         bias, native_bias = add_tables(bias, native_bias), None
     tensors = (
-        query.to(dtype), key.to(dtype), value.to(dtype), bias, native_bias, terms.query, terms.key, terms.value, terms.gate
+        query.to(dtype), key.to(dtype), value.to(dtype),
+        bias, native_bias, terms.query, terms.key, terms.value, terms.gate,
     )  # fmt: skip
-    padding = mask.padding if mask.hides_keys else None
+    compiling = torch.compiler.is_compiling()
+    padding = mask.padding if compiling or mask.hides_keys else None
     seed = torch.randint(2**62, (1,), device="cpu") if dropout > 0 else None
-    rules = (mask.query_offset, mask.causal, mask.window, scale, dropout)
-    if torch.compiler.is_compiling():
+    rules = (int(mask.query_offset), mask.causal, mask.window, scale, dropout)
+    if compiling:
         output, _ = torch.ops.hf_relpos.fused_attention.default(*tensors, padding, seed, *rules)
     elif torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         # The backward pass reads the padding again, and must not see what the caller writes into it meanwhile.
@@ -133,7 +144,7 @@ class _Inputs:
             ValueError: names the tensor, its shape and the shape that fits.
         """
         batch, heads, _, dim = self.query.shape
-        key_batch, key_heads, keys, _ = self.key.shape
+        _, key_heads, keys, _ = self.key.shape
         value_dim = self.value.shape[-1]
         if heads % max(key_heads, 1) or (heads and not key_heads):
             raise ValueError(f"{heads} heads can't share {key_heads} heads of the keys: the latter must divide them.")
@@ -150,7 +161,9 @@ class _Inputs:
         for name, tensor, shapes in fitting:
             if tensor is not None and not any(_fits(tensor.shape, shape) for shape in shapes):
                 allowed = " or ".join(str(["2k + 1" if size is None else size for size in shape]) for shape in shapes)
-                raise ValueError(f"The {name} has shape {list(tensor.shape)}, but must have {allowed}.".replace("'", ""))
+                raise ValueError(
+                    f"The {name} has shape {list(tensor.shape)}, but must have {allowed}.".replace("'", "")
+                )
 
     def record(self, tokens: Tensor | None, seed: Tensor | None, rules: _Rules) -> Call:
         """What the kernel is told in both passes. The tensors must outlive the call."""

@@ -33,10 +33,12 @@
 #define EXPORT extern "C" __declspec(dllexport)
 #define INLINE __forceinline
 #define RESTRICT __restrict
+#define INLINE_LAMBDA
 #else
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #define INLINE inline __attribute__((always_inline))
 #define RESTRICT __restrict__
+#define INLINE_LAMBDA __attribute__((always_inline))
 #endif
 
 // Instruction sets are chosen when the library is loaded: a function with this mark exists once for each. What it
@@ -612,12 +614,13 @@ struct OffsetRows {
     INLINE T* row(i64 i) const { return data + i * stride; }
 };
 
-// Sums a row per offset: each end of the row into one number, its middle where it belongs.
+// Adds a row to sums per offset: each end of the row, of which the sums are given, to one number, its middle where it
+// belongs.
 template <class T>
-INLINE void add_per_offset(T* mass, Span span, const Parts& parts, i64 middle, const T* numbers) {
-    if (parts.left > parts.begin) mass[0] += sum(numbers + parts.begin, parts.left - parts.begin);
-    if (parts.right > parts.left) add(mass + middle, numbers + parts.left, parts.right - parts.left);
-    if (parts.end > parts.right) mass[span.width() - 1] += sum(numbers + parts.right, parts.end - parts.right);
+INLINE void add_per_offset(T* mass, Span span, const Parts& parts, i64 middle, const T* numbers, T left, T right) {
+    mass[0] += left;
+    add(mass + middle, numbers + parts.left, parts.right - parts.left);
+    mass[span.width() - 1] += right;
 }
 
 // What both passes know of a block of scores.
@@ -688,23 +691,24 @@ INLINE void softmax(const SoftmaxRows<T>& rows) {
 
         // Nothing but minus infinity (padding) or NaN so far: the former are no weights, the latter stay NaN.
         const T shift = most == -infinity<T>() ? T(0) : most;
-        T total = exponentiate(scores + parts.begin, left, below.minus(shift));
-        if (numbers) {
-            total += exponentiate(scores + parts.left, band, between.minus(shift));
-        } else {
-            total += exponentiate(scores + parts.left, band, Same<T>{-shift});
-        }
-        total += exponentiate(scores + parts.right, right, above.minus(shift));
+        T sum_left = exponentiate(scores + parts.begin, left, below.minus(shift));
+        const T sum_band = numbers ? exponentiate(scores + parts.left, band, between.minus(shift))
+                                   : exponentiate(scores + parts.left, band, Same<T>{-shift});
+        T sum_right = exponentiate(scores + parts.right, right, above.minus(shift));
 
         const T rescale = rows.largest[i] == -infinity<T>() ? T(0) : exponential(rows.largest[i] - shift);
-        rows.sums[i] = rows.sums[i] * rescale + total;
+        rows.sums[i] = rows.sums[i] * rescale + (sum_left + sum_band + sum_right);
         rows.largest[i] = most;
-        if (rows.dropout.active()) multiply_by(scores, rows.draw(i), rows.columns());
+        if (rows.dropout.active()) {
+            multiply_by(scores, rows.draw(i), rows.columns());
+            sum_left = sum(scores + parts.begin, left);
+            sum_right = sum(scores + parts.right, right);
+        }
         if (!rows.first && rescale != T(1)) {
             scale_by(rows.output + i * rows.value_dim, rows.value_dim, rescale);
             if (rows.mass) scale_by(rows.mass.row(i), last + 1, rescale);
         }
-        if (rows.mass) add_per_offset(rows.mass.row(i), rows.span, parts, middle, scores);
+        if (rows.mass) add_per_offset(rows.mass.row(i), rows.span, parts, middle, scores, sum_left, sum_right);
     }
 }
 
@@ -718,24 +722,38 @@ struct GradientRows : ScoreRows<T> {
     const T* deltas;             // [rows]: output gradient . output
 };
 
+template <class T>
+struct Sums {
+    T weights, gradients;
+};
+
+// Scores become the kept weights, and gradients of weights those of scores; returns the sums of both.
 template <class T, class Added, class Mixed>
-INLINE void differentiate(T* RESTRICT scores, T* RESTRICT gradients, i64 count, Added added, Mixed mixed, T delta,
-                          const T* factors) {
+INLINE Sums<T> differentiate(T* RESTRICT scores, T* RESTRICT gradients, i64 count, Added added, Mixed mixed, T delta,
+                             const T* factors) {
+    T sum_weights = 0, sum_gradients = 0;
     if (factors) {
-#pragma omp simd
+#pragma omp simd reduction(+ : sum_weights, sum_gradients)
         for (i64 j = 0; j < count; ++j) {
-            const T weight = exponential(scores[j] + added[j]);
-            gradients[j] = ((gradients[j] + mixed[j]) * factors[j] - delta) * weight;
-            scores[j] = weight * factors[j];
+            const T weight = exponential(scores[j] + added[j]), kept = weight * factors[j];
+            const T gradient = ((gradients[j] + mixed[j]) * factors[j] - delta) * weight;
+            scores[j] = kept;
+            gradients[j] = gradient;
+            sum_weights += kept;
+            sum_gradients += gradient;
         }
-        return;
+        return {sum_weights, sum_gradients};
     }
-#pragma omp simd
+#pragma omp simd reduction(+ : sum_weights, sum_gradients)
     for (i64 j = 0; j < count; ++j) {
         const T weight = exponential(scores[j] + added[j]);
-        gradients[j] = (gradients[j] + (mixed[j] - delta)) * weight;
+        const T gradient = (gradients[j] + (mixed[j] - delta)) * weight;
         scores[j] = weight;
+        gradients[j] = gradient;
+        sum_weights += weight;
+        sum_gradients += gradient;
     }
+    return {sum_weights, sum_gradients};
 }
 
 template <class T>
@@ -750,36 +768,34 @@ INLINE void differentiate(const GradientRows<T>& rows) {
         if (parts.begin == parts.end) continue;
         rows.hide_padding(scores, parts);
 
-        const i64 middle = rows.middle(i, parts), left = parts.left - parts.begin, band = parts.right - parts.left,
-                  right = parts.end - parts.right;
+        const i64 middle = rows.middle(i, parts);
         const T* numbers = rows.relative ? rows.relative.row(i) : nullptr;
         const T* mixed = rows.mixed ? rows.mixed.row(i) : nullptr;
         const T* factors = rows.dropout.active() ? rows.draw(i) : nullptr;
-        const auto from = [&](i64 column) { return factors ? factors + column : nullptr; };
         const T log_sum = rows.log_sums[i], delta = rows.deltas[i];
+        const auto part = [&](i64 begin, i64 end, auto added, auto mixed_in) INLINE_LAMBDA {
+            return differentiate(scores + begin, gradients + begin, end - begin, added, mixed_in, delta,
+                                 factors ? factors + begin : nullptr);
+        };
 
-        differentiate(scores + parts.begin, gradients + parts.begin, left,
-                      Same<T>{(numbers ? numbers[0] : T(0)) - log_sum}, Same<T>{mixed ? mixed[0] : T(0)}, delta,
-                      from(parts.begin));
-        T* const s = scores + parts.left;
-        T* const g = gradients + parts.left;
+        const Sums<T> left = part(parts.begin, parts.left, Same<T>{(numbers ? numbers[0] : T(0)) - log_sum},
+                                  Same<T>{mixed ? mixed[0] : T(0)});
         const Same<T> no_numbers{-log_sum}, not_mixed{0};
         if (numbers && mixed) {
-            differentiate(s, g, band, Each<T>{numbers + middle, log_sum}, Each<T>{mixed + middle}, delta,
-                          from(parts.left));
+            part(parts.left, parts.right, Each<T>{numbers + middle, log_sum}, Each<T>{mixed + middle});
         } else if (numbers) {
-            differentiate(s, g, band, Each<T>{numbers + middle, log_sum}, not_mixed, delta, from(parts.left));
+            part(parts.left, parts.right, Each<T>{numbers + middle, log_sum}, not_mixed);
         } else if (mixed) {
-            differentiate(s, g, band, no_numbers, Each<T>{mixed + middle}, delta, from(parts.left));
+            part(parts.left, parts.right, no_numbers, Each<T>{mixed + middle});
         } else {
-            differentiate(s, g, band, no_numbers, not_mixed, delta, from(parts.left));
+            part(parts.left, parts.right, no_numbers, not_mixed);
         }
-        differentiate(scores + parts.right, gradients + parts.right, right,
-                      Same<T>{(numbers ? numbers[last] : T(0)) - log_sum}, Same<T>{mixed ? mixed[last] : T(0)}, delta,
-                      from(parts.right));
+        const Sums<T> right = part(parts.right, parts.end, Same<T>{(numbers ? numbers[last] : T(0)) - log_sum},
+                                   Same<T>{mixed ? mixed[last] : T(0)});
 
-        if (rows.mass) add_per_offset(rows.mass.row(i), rows.span, parts, middle, scores);
-        if (rows.score_mass) add_per_offset(rows.score_mass.row(i), rows.span, parts, middle, gradients);
+        if (rows.mass) add_per_offset(rows.mass.row(i), rows.span, parts, middle, scores, left.weights, right.weights);
+        if (rows.score_mass)
+            add_per_offset(rows.score_mass.row(i), rows.span, parts, middle, gradients, left.gradients, right.gradients);
     }
 }
 
@@ -1173,7 +1189,7 @@ class Forward : Attention<E, T> {
     using Attention<E, T>::query_blocks_;
 
     static BlockSize block_size(const Call& call) {
-        const i64 rows = call.queries >= 768 ? 256 : call.queries >= 192 ? 64 : 32;
+        const i64 rows = call.queries >= 768 ? 256 : call.causal || call.queries >= 192 ? 64 : 128;
         return {std::min(rows, std::max<i64>(1, call.queries)), std::min<i64>(512, std::max<i64>(1, call.keys))};
     }
 
@@ -1341,7 +1357,7 @@ class Backward : Attention<E, T> {
     static constexpr i64 ENOUGH_TASKS = 16;
 
     static BlockSize block_size(const Call& call) {
-        const i64 rows = call.queries >= 768 ? 256 : call.queries >= 192 ? 128 : 64;
+        const i64 rows = call.queries >= 768 ? 256 : call.causal ? 64 : 128;
         return {std::min(rows, std::max<i64>(1, call.queries)), std::min<i64>(512, std::max<i64>(1, call.keys))};
     }
 
