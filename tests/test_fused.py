@@ -282,14 +282,15 @@ def test_half_types_err_at_most_twice_as_much_as_plain_attention(dtype: torch.dt
         assert error <= 2 * of_plain.get(name, worst), f"{name}: {error:.2e} against {of_plain}"
 
 
-def test_half_numbers_of_every_kind_come_through():
-    """One key with weight one: what comes out is what went in, rounded nowhere."""
-    for dtype in (torch.bfloat16, torch.float16):
-        every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-        value = every[every.isfinite()].view(1, 1, 1, -1)
-        query = torch.zeros(1, 1, 1, 4, dtype=dtype)
-        output = by_fused({"q": query, "k": query, "v": value})
-        assert torch.equal(output, value), dtype
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_numbers_of_every_kind_are_read_and_rounded_as_pytorch_does(dtype: torch.dtype):
+    """The mean of each number and the next one: half of the time exactly between two numbers."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    every = every[every.float().abs() < 1e38]
+    value = torch.stack([every, every.roll(1)])[None, None]
+    query, key = torch.zeros(1, 1, 1, 4, dtype=dtype), torch.zeros(1, 1, 2, 4, dtype=dtype)
+    for pair in (value, value[:, :, :1].expand_as(value)):
+        assert torch.equal(by_fused({"q": query, "k": key, "v": pair}), pair.float().mean(2, keepdim=True).to(dtype))
 
 
 # Dropout

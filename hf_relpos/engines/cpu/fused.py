@@ -105,7 +105,8 @@ def attend(
     compiling = torch.compiler.is_compiling()
     padding = mask.padding if compiling or mask.hides_keys else None
     seed = torch.randint(2**62, (1,), device="cpu") if dropout > 0 else None
-    rules = (int(mask.query_offset), mask.causal, mask.window, scale, dropout)
+    query_offset: int = mask.query_offset  # type: ignore[assignment]  # a tensor is refused
+    rules = (query_offset, mask.causal, mask.window, scale, dropout)
     if compiling:
         output, _ = torch.ops.hf_relpos.fused_attention.default(*tensors, padding, seed, *rules)
     elif torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):

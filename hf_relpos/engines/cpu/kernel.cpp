@@ -169,20 +169,20 @@ constexpr T infinity() {
 // exp(x) for x <= 0 (or a rounding error above). Below the smallest normal number it is zero; NaN stays NaN.
 //
 // 2^n exp(r) with |r| <= ln(2) / 2: adding a number whose last place is 1 rounds x / ln(2) to the integer n and leaves
-// n in the low bits, from where it is added to the exponent. exp(r) is a polynomial fitted for the smallest relative
-// error (3e-9, float32), or the Taylor series (float64).
+// n in the low bits, which become the exponent of 2^n. exp(r) is a polynomial fitted for the smallest relative error
+// (1.1e-7, float32), or the Taylor series (float64).
 INLINE float exponential(float x) {
     const float rounder = 12582912.0f;  // 1.5 * 2^23
     const float shifted = x * 1.44269504f + rounder, n = shifted - rounder;
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.38131e-3f;
-    p = p * r + 8.36942e-3f;
-    p = p * r + 4.166846e-2f;
-    p = p * r + 1.6666515e-1f;
-    p = p * r + 4.9999993e-1f;
+    // One number for ln(2): its error grows with n, where the result is too small to matter.
+    const float r = x - n * 0.693147181f;
+    float p = 0.00831204944f;
+    p = p * r + 0.0418944994f;
+    p = p * r + 0.166671332f;
+    p = p * r + 0.499992018f;
     p = p * (r * r) + r + 1.0f;
-    const float e = same_bits<float>(same_bits<std::uint32_t>(p) + (same_bits<std::uint32_t>(shifted) << 23));
-    return x < -87.0f ? 0.0f : (x != x ? x : e);
+    const float power = same_bits<float>((same_bits<std::uint32_t>(shifted) << 23) + 0x3f800000);
+    return x < -87.0f ? 0.0f : p * power;
 }
 INLINE double exponential(double x) {
     const double rounder = 6755399441055744.0;  // 1.5 * 2^52
@@ -201,8 +201,8 @@ INLINE double exponential(double x) {
     p = p * r + 1.0 / 6;
     p = p * r + 0.5;
     p = p * (r * r) + r + 1.0;
-    const double e = same_bits<double>(same_bits<std::uint64_t>(p) + (same_bits<std::uint64_t>(shifted) << 52));
-    return x < -708.0 ? 0.0 : (x != x ? x : e);
+    const double power = same_bits<double>((same_bits<std::uint64_t>(shifted) << 52) + 0x3ff0000000000000);
+    return x < -708.0 ? 0.0 : p * power;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -636,6 +636,7 @@ struct ScoreRows {
     std::uint32_t sequence;  // batch and head, for dropout
     i64 first_query;
     T* factors;  // room for a row of dropout's factors
+    i64 stride;  // from row to row of scores
 
     INLINE i64 columns() const { return block.keys.size(); }
     // Index, in a row over offsets, of the first column of the middle part.
@@ -669,7 +670,7 @@ template <class T>
 INLINE void softmax(const SoftmaxRows<T>& rows) {
     const i64 last = rows.span.width() - 1;
     for (i64 i = 0; i < rows.block.rows; ++i) {
-        T* scores = rows.scores + i * rows.columns();
+        T* scores = rows.scores + i * rows.stride;
         const Parts parts = parts_of(rows.block, i, rows.sight, rows.span);
         rows.clear_hidden(scores, parts);
         if (parts.begin == parts.end) continue;
@@ -760,8 +761,8 @@ template <class T>
 INLINE void differentiate(const GradientRows<T>& rows) {
     const i64 last = rows.span.width() - 1;
     for (i64 i = 0; i < rows.block.rows; ++i) {
-        T* scores = rows.scores + i * rows.columns();
-        T* gradients = rows.gradients + i * rows.columns();
+        T* scores = rows.scores + i * rows.stride;
+        T* gradients = rows.gradients + i * rows.stride;
         const Parts parts = parts_of(rows.block, i, rows.sight, rows.span);
         rows.clear_hidden(scores, parts);
         rows.clear_hidden(gradients, parts);
@@ -1042,22 +1043,22 @@ struct KeyRows {
         if (parts.right > parts.left) visit(parts.left, parts.right, middle, i64{1});
         visit(parts.right, parts.end, span.width() - 1, i64{0});
     }
-    void add_to(T* scores) const {
+    void add_to(T* scores, i64 stride) const {
         const i64 columns = block.keys.size();
         for (i64 i = 0; i < block.rows; ++i) {
             const T gate = gates ? gates[i] : T(1);
-            T* row = scores + i * columns;
+            T* row = scores + i * stride;
             each_part(i, [&](i64 begin, i64 end, i64 offset, i64 step) {
                 const T* from = products + offset * columns;
                 for (i64 j = begin; j < end; ++j, from += step * columns) row[j] += gate * from[j];
             });
         }
     }
-    void gather(const T* gradients) const {
+    void gather(const T* gradients, i64 stride) const {
         const i64 columns = block.keys.size();
         for (i64 i = 0; i < block.rows; ++i) {
             const T gate = gates ? gates[i] : T(1);
-            const T* row = gradients + i * columns;
+            const T* row = gradients + i * stride;
             T of_gate = 0;
             each_part(i, [&](i64 begin, i64 end, i64 offset, i64 step) {
                 T* to = mass + offset * columns;
@@ -1078,18 +1079,25 @@ struct KeyRows {
 
 i64 pieces_of(i64 length, i64 piece) { return (length + piece - 1) / piece; }
 
-// Queries and keys in a block of scores. Tuned; a function of the problem's shape alone.
+// Queries and keys in a block of scores.
 struct BlockSize {
     i64 rows, columns;
 };
 
+// Measured. Where a block's queries see different keys, part of the block is computed for nothing, so it has fewer rows.
+// Of the problem's shape alone, never of the number of threads: results would depend on it.
+BlockSize block_size(const Call& call) {
+    const i64 rows = call.causal || call.window >= 0 ? 64 : 128;
+    return {std::clamp<i64>(call.queries, 1, rows), std::clamp<i64>(call.keys, 1, 512)};
+}
+
 template <class E, class T>
 class Attention {
   protected:
-    Attention(const Call& call, BlockSize size)
-        : call_(call), size_(size), multiply_(call), dropout_(call), scale_(static_cast<T>(call.scale)),
+    explicit Attention(const Call& call)
+        : call_(call), size_(block_size(call)), multiply_(call), dropout_(call), scale_(static_cast<T>(call.scale)),
           tables_(call, met(call, Block{call.query_offset, call.queries, {0, call.keys}})),
-          query_blocks_(pieces_of(call.queries, size.rows)) {}
+          query_blocks_(pieces_of(call.queries, size_.rows)) {}
 
     const std::uint8_t* tokens(i64 batch) const { return call_.tokens ? call_.tokens + batch * call_.keys : nullptr; }
 
@@ -1142,11 +1150,13 @@ class Attention {
                   {products, block.keys.size()});
         return span;
     }
-    // a @ b.T for two matrices of rows
+    // Scores: factor * a @ b.T.
     void multiply_rows(i64 m, i64 n, i64 k, T factor, Matrix<const T> a, Matrix<const T> b, T* to) const {
         b.form = TRANSPOSED;
-        multiply_(m, n, k, factor, a, b, T(0), {to, n});
+        multiply_(m, n, k, factor, a, b, T(0), {to, stride()});
     }
+    // From row to row of scores. A power of two would put a column of them in a few places of the cache.
+    i64 stride() const { return size_.columns + Pieces::ALIGNMENT / static_cast<i64>(sizeof(T)); }
 
     const Call& call_;
     BlockSize size_;
@@ -1164,7 +1174,7 @@ class Attention {
 template <class E, class T>
 class Forward : Attention<E, T> {
   public:
-    explicit Forward(const Call& call) : Attention<E, T>(call, block_size(call)) {}
+    explicit Forward(const Call& call) : Attention<E, T>(call) {}
 
     Status run() {
         Pieces counted;
@@ -1188,11 +1198,6 @@ class Forward : Attention<E, T> {
     using Attention<E, T>::tables_;
     using Attention<E, T>::query_blocks_;
 
-    static BlockSize block_size(const Call& call) {
-        const i64 rows = call.queries >= 768 ? 256 : call.causal || call.queries >= 192 ? 64 : 128;
-        return {std::min(rows, std::max<i64>(1, call.queries)), std::min<i64>(512, std::max<i64>(1, call.keys))};
-    }
-
     // A worker's memory.
     struct Room {
         T *query, *key, *value;  // copies, where products can't read the tensors
@@ -1206,7 +1211,7 @@ class Forward : Attention<E, T> {
             : query(pieces.take<T>(f.size_.rows * f.call_.head_dim)),
               key(pieces.take<T>(f.size_.columns * f.call_.head_dim)),
               value(pieces.take<T>(f.size_.columns * f.call_.value_dim)),
-              scores(pieces.take<T>(f.size_.rows * f.size_.columns)), largest(pieces.take<T>(f.size_.rows)),
+              scores(pieces.take<T>(f.size_.rows * f.stride())), largest(pieces.take<T>(f.size_.rows)),
               sums(pieces.take<T>(f.size_.rows)), output(pieces.take<T>(f.size_.rows * f.call_.value_dim)),
               relative(pieces, f.size_.rows, f.widest()), mass(pieces.take<T>(f.size_.rows * f.widest())),
               own_mass(pieces.take<T>(f.size_.rows * f.widest())),
@@ -1248,6 +1253,7 @@ class Forward : Attention<E, T> {
         softmax.sequence = this->sequence(batch, head);
         softmax.first_query = first_query;
         softmax.factors = room.factors;
+        softmax.stride = this->stride();
         softmax.scores = room.scores;
         softmax.largest = room.largest;
         softmax.sums = room.sums;
@@ -1263,7 +1269,8 @@ class Forward : Attention<E, T> {
             this->multiply_rows(rows, keys.size(), dim, scale_, query, key, room.scores);
             if (tables_.key) {
                 const Span on_keys = this->multiply_keys(head, block, key, room.key_products);
-                KeyRows<T>{block, sight, on_keys, room.key_products, nullptr, gates, nullptr}.add_to(room.scores);
+                KeyRows<T>{block, sight, on_keys, room.key_products, nullptr, gates, nullptr}.add_to(
+                    room.scores, this->stride());
             }
             softmax.block = block;
             softmax.tokens = padding;
@@ -1271,7 +1278,7 @@ class Forward : Attention<E, T> {
             softmax_rows(softmax);
             const Matrix<const T> value =
                 matrix<E>(call_.value, batch, key_head, begin, keys.size(), value_dim, room.value, padding);
-            multiply_(rows, value_dim, keys.size(), T(1), {room.scores, keys.size()}, value, softmax.first ? T(0) : T(1),
+            multiply_(rows, value_dim, keys.size(), T(1), {room.scores, this->stride()}, value, softmax.first ? T(0) : T(1),
                       {room.output, std::max<i64>(1, value_dim)});
         }
         if (tables_.value) {
@@ -1317,7 +1324,7 @@ template <class E, class T>
 class Backward : Attention<E, T> {
   public:
     explicit Backward(const Call& call)
-        : Attention<E, T>(call, block_size(call)), groups_(call.key_heads ? call.heads / call.key_heads : 0) {
+        : Attention<E, T>(call), groups_(call.key_heads ? call.heads / call.key_heads : 0) {
         const i64 sequences = std::max<i64>(1, call.batch * call.key_heads);
         const i64 wanted = std::min(pieces_of(ENOUGH_TASKS, sequences), pieces_of(call.keys, size_.columns));
         piece_ = pieces_of(pieces_of(std::max<i64>(1, call.keys), std::max<i64>(1, wanted)), 64) * 64;
@@ -1356,11 +1363,6 @@ class Backward : Attention<E, T> {
     // another copy of the queries' gradients.
     static constexpr i64 ENOUGH_TASKS = 16;
 
-    static BlockSize block_size(const Call& call) {
-        const i64 rows = call.queries >= 768 ? 256 : call.causal ? 64 : 128;
-        return {std::min(rows, std::max<i64>(1, call.queries)), std::min<i64>(512, std::max<i64>(1, call.keys))};
-    }
-
     // A worker's memory.
     struct Room {
         T *query, *key, *value, *output, *output_gradient;  // copies, where products can't read the tensors
@@ -1378,8 +1380,8 @@ class Backward : Attention<E, T> {
               value(pieces.take<T>(b.size_.columns * b.call_.value_dim)),
               output(pieces.take<T>(b.size_.rows * b.call_.value_dim)),
               output_gradient(pieces.take<T>(b.size_.rows * b.call_.value_dim)),
-              scores(pieces.take<T>(b.size_.rows * b.size_.columns)),
-              gradients(pieces.take<T>(b.size_.rows * b.size_.columns)), deltas(pieces.take<T>(b.size_.rows)),
+              scores(pieces.take<T>(b.size_.rows * b.stride())),
+              gradients(pieces.take<T>(b.size_.rows * b.stride())), deltas(pieces.take<T>(b.size_.rows)),
               query_gradient(pieces.take<T>(b.size_.rows * b.call_.head_dim)),
               key_gradient(pieces.take<T>(b.piece_ * b.call_.head_dim)),
               value_gradient(pieces.take<T>(b.piece_ * b.call_.value_dim)),
@@ -1489,6 +1491,7 @@ class Backward : Attention<E, T> {
         gradient.sequence = this->sequence(batch, head);
         gradient.first_query = first_query;
         gradient.factors = room.factors;
+        gradient.stride = this->stride();
         gradient.scores = room.scores;
         gradient.gradients = room.gradients;
         gradient.log_sums =
@@ -1509,7 +1512,7 @@ class Backward : Attention<E, T> {
                                mine.gate ? room.gate_gradient : nullptr};
             if (tables_.key) {
                 on_keys.span = this->multiply_keys(head, block, key, room.key_products);
-                on_keys.add_to(room.scores);
+                on_keys.add_to(room.scores, this->stride());
             }
             gradient.block = block;
             gradient.tokens = padding;
@@ -1517,8 +1520,8 @@ class Backward : Attention<E, T> {
 
             T* key_gradient = room.key_gradient + (begin - piece.begin) * dim;
             T* value_gradient = room.value_gradient + (begin - piece.begin) * value_dim;
-            const Matrix<const T> weights{room.scores, columns, TRANSPOSED}, gradients{room.gradients, columns},
-                transposed{room.gradients, columns, TRANSPOSED};
+            const Matrix<const T> weights{room.scores, this->stride(), TRANSPOSED},
+                gradients{room.gradients, this->stride()}, transposed{room.gradients, this->stride(), TRANSPOSED};
             if (call_.value_gradient.data)
                 multiply_(columns, value_dim, rows, T(1), weights, output_gradient, T(1),
                           {value_gradient, value_stride});
@@ -1605,7 +1608,7 @@ class Backward : Attention<E, T> {
         const i64 columns = on_keys.block.keys.size(), width = on_keys.span.width(), dim = call_.head_dim;
         const i64 dim_stride = std::max<i64>(1, dim);
         std::fill_n(room.key_mass, width * columns, T(0));
-        on_keys.gather(room.gradients);
+        on_keys.gather(room.gradients, this->stride());
         if (call_.key_gradient.data)
             multiply_(columns, dim, width, scale_, {room.key_mass, columns, TRANSPOSED},
                       {tables_.key.row(head, on_keys.span.low), dim_stride}, T(1), {key_gradient, dim_stride});
