@@ -106,6 +106,7 @@ RULES: dict[str, dict[str, Any]] = {
     "far before the keys": {"query_offset": -40},
     "window": {"window": 1},
     "only itself": {"window": 0, "query_offset": 1},
+    "only itself, which may be padding": {"window": 0, "padding": PADDING},
     "causal window after cached keys": {"window": 2, "causal": True, "query_offset": 2},
     "window out of sight": {"window": 1, "query_offset": 30},
     "padding": {"padding": PADDING},
