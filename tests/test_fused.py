@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_relpos.engines.cpu import fused, library
+from hf_relpos.engines.engine import Case
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
@@ -72,7 +73,7 @@ def terms_of(tensors: dict[str, Tensor]) -> RelativeTerms:
 def by_fused(tensors: dict[str, Tensor], dropout: float = 0.0, scale: float = SCALE, **rules: Any) -> Tensor:
     mask = AttentionMask(tensors["q"].shape[2], tensors["k"].shape[2], **rules)
     given = (tensors["q"], tensors["k"], tensors["v"], terms_of(tensors), mask)
-    assert fused.refuses(*given) is None
+    assert fused.refuses(Case(*given)) is None
     return fused.attend(*given, scale=scale, dropout=dropout)[0]
 
 
@@ -476,7 +477,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_it_cannot_take_is_refused_in_words(case: str):
     rules, words = REFUSED[case]
     tensors = make()
-    refusal = fused.refuses(tensors["q"], tensors["k"], tensors["v"], terms_of(tensors), AttentionMask(7, 9, **rules))
+    refusal = fused.refuses(
+        Case(tensors["q"], tensors["k"], tensors["v"], terms_of(tensors), AttentionMask(7, 9, **rules))
+    )
     assert refusal is not None
     assert words in refusal
 
@@ -485,7 +488,7 @@ def test_transforms_and_forward_mode_are_refused_in_words():
     tensors, seen = make(), []
 
     def ask(query: Tensor) -> Tensor:
-        seen.append(fused.refuses(query, tensors["k"], tensors["v"], terms_of(tensors), AttentionMask(7, 9)))
+        seen.append(fused.refuses(Case(query, tensors["k"], tensors["v"], terms_of(tensors), AttentionMask(7, 9))))
         return query.sum()
 
     torch.func.grad(ask)(tensors["q"])

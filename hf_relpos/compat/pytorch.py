@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,11 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` is at work: tensors made now may be wrappers that end with it."""
     return torch._C._are_functorch_transforms_active()
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """While it is entered operators compute, and autograd does not record them."""
+    return torch._C._AutoDispatchBelowAutograd()
 
 
 def is_batched(tensor: Tensor) -> bool:

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from hf_relpos.compat import pytorch
 from hf_relpos.engines.cpu.library import DTYPES, Call, Kernel, Strided, Table, address, load
+from hf_relpos.engines.engine import Case
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms, add_tables
 
@@ -26,34 +27,34 @@ NOT_TWICE = (
 )
 
 
-def refuses(query: Tensor, key: Tensor, value: Tensor, terms: RelativeTerms, mask: AttentionMask) -> str | None:
+def refuses(case: Case) -> str | None:
     """What of a case this engine cannot take exactly, in words; None if it takes it."""
     missing = _missing()
     if missing is not None:
         return f"anything without its compiled kernel: {missing}"
-    tensors = [query, key, value, terms.bias, terms.query, terms.key, terms.value, terms.gate, terms.native_bias]
-    given = [tensor for tensor in (*tensors, mask.padding) if tensor is not None]
+    mask = case.mask
+    tensors = (case.query, case.key, case.value, *case.terms.tables, case.terms.gate, mask.padding)
+    given = [tensor for tensor in tensors if tensor is not None]
+    compiling = torch.compiler.is_compiling()
     if torch.jit.is_tracing():
         return "torch.jit.trace"
     if torch.compiler.is_exporting():
         return "torch.export"
-    if torch._C._are_functorch_transforms_active():
+    if pytorch.is_transformed():
         return "transforms of torch.func"
-    if not torch.compiler.is_compiling() and any(type(tensor) not in PLAIN for tensor in given):
+    if not compiling and any(type(tensor) not in PLAIN for tensor in given):
         return f"tensors of type {next(type(tensor).__name__ for tensor in given if type(tensor) not in PLAIN)}"
     if any(tensor.device.type != "cpu" for tensor in given):
         return f"tensors on {next(tensor.device.type for tensor in given if tensor.device.type != 'cpu')!r}"
-    if common_dtype(query, key, value) not in DTYPES:
-        return f"queries of {query.dtype}"
+    if common_dtype(case.query, case.key, case.value) not in DTYPES:
+        return f"queries of {case.query.dtype}"
     if mask.pattern is not None or mask.dense is not None:
         return "masks other than causality, padding and a window"
     if not isinstance(mask.query_offset, (int, torch.SymInt)):
         return "a position that is only known on the device"
     if not -FARTHEST <= mask.query_offset <= FARTHEST:
         return f"queries at the position {mask.query_offset}"
-    if not torch.compiler.is_compiling() and any(
-        forward_ad.unpack_dual(tensor).tangent is not None for tensor in given
-    ):
+    if not compiling and case.has_tangents:
         return "forward-mode differentiation"
     return None
 
@@ -319,7 +320,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with pytorch.below_autograd():
             output, log_sums = torch.ops.hf_relpos.fused_attention.default(*arguments)
         ctx.save_for_backward(*arguments[:11], output, log_sums)
         ctx.rules = arguments[11:]
@@ -342,7 +343,7 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with pytorch.below_autograd():
             return tuple(torch.ops.hf_relpos.fused_attention_backward.default(*arguments))
 
     @staticmethod
