@@ -120,7 +120,7 @@ def test_a_model_with_it_starts_exact_saves_and_loads_where_it_is_imported(kerpl
     )
     imports = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport my_kerple\n"
     with_it = subprocess.run(
-        [sys.executable, "-c", imports + load + check], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", imports + load + check], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert with_it.returncode == 0, with_it.stderr
 
@@ -273,7 +273,7 @@ def test_the_family_is_short_and_needs_only_what_is_public():
 def in_fresh_process(code: str, *arguments: str) -> str:
     """What a process prints that finds the document's family beside it."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, timeout=300, check=False,
         cwd=arguments[0], env={**os.environ, "PYTHONPATH": f"{Path(hf_relpos.__file__).parents[1]}:{arguments[0]}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

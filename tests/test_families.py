@@ -71,7 +71,7 @@ def llama(dtype: torch.dtype = torch.float64, cls: str = "LlamaForCausalLM") -> 
 
 def in_fresh_process(code: str, *arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        [sys.executable, "-P", "-c", textwrap.dedent(code), *arguments],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

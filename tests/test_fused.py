@@ -408,7 +408,7 @@ if child == 0:
     os._exit(0 if all(torch.equal(results[name], expected[name]) for name in expected) else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[1])
 
 
 @pytest.mark.core
