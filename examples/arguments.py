@@ -78,8 +78,8 @@ class ModelArguments:
     token: str | None = field(default=None, metadata={"help": "Hub token, if the login's is not wanted."})
 
     def __post_init__(self):
-        if self.cache_dir is not None:
-            check_folder("--cache_dir", Path(self.cache_dir))
+        if self.cache_dir is not None and Path(self.cache_dir).is_file():
+            raise CommandError(f"--cache_dir {self.cache_dir} is a file. Give a folder.")
 
     @property
     def hub_options(self) -> dict:

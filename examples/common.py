@@ -10,7 +10,7 @@ import datasets
 import transformers
 from arguments import DataArguments, ModelArguments
 from datasets import Dataset, load_dataset
-from transformers import PreTrainedModel, Trainer, TrainingArguments, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_relpos import is_patched
@@ -105,6 +105,13 @@ def text_column(option: str, name: str | None, default: str, dataset: Dataset, g
             f"such rows ({len(wrong)} in all), or choose another of the columns {columns} with --{option}."
         )
     return column
+
+
+def check_room(option: str, length: int, tokenizer: PreTrainedTokenizerBase, pair: bool = False) -> None:
+    """Raise `CommandError` if texts that are cut to `length` tokens have none left but special ones."""
+    special = tokenizer.num_special_tokens_to_add(pair)
+    if length <= special:
+        raise CommandError(f"--{option} {length}: {special} of them are special tokens, so no text would be left.")
 
 
 def checkpoint_to_resume(args: TrainingArguments) -> str | None:

@@ -141,14 +141,17 @@ def trainer_for(
     """A Trainer that gives tables and gates their own learning rate; for a plain model, the Trainer as it is.
 
     Raises:
-        CommandError: a learning rate for tables and gates was given, but the model has none.
+        CommandError: a learning rate for tables and gates was given, but the model has none that learn.
     """
+    learns = is_patched(model) and RelPosConfig.of(model.config.relpos).learns
+    if args.relpos_lr is not None and not learns:
+        raise CommandError(
+            f"--relpos_lr {args.relpos_lr} has no effect on a model "
+            + ("whose relative positions learn nothing" if is_patched(model) else "without relative positions")
+            + ": leave it out."
+        )
     if is_patched(model):
         return partial(type(f"RelPos{trainer.__name__}", (RelPosTrainerMixin, trainer), {}), relpos_lr=args.relpos_lr)
-    if args.relpos_lr is not None:
-        raise CommandError(
-            f"--relpos_lr {args.relpos_lr} has no effect on a model without relative positions: leave it out."
-        )
     return trainer
 
 

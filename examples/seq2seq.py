@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from arguments import FROM_ONE, DataArguments, ModelArguments, parse_arguments
-from common import checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
+from common import check_room, checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
 from relpos_arguments import (
     RelPosArguments,
     RelPosTrainingArguments,
@@ -90,6 +90,7 @@ def main() -> dict[str, float]:
     apply_relpos(model, relpos_args)
     for option in ("max_source_length", "max_target_length"):
         check_length(f"--{option}", getattr(data_args, option), model)
+        check_room(option, getattr(data_args, option), tokenizer)
     check_resume(checkpoint, model)
     if is_patched(model) and args.process_index == 0:
         print(patch_report(model))

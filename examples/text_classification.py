@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from arguments import FROM_ONE, DataArguments, ModelArguments, parse_arguments
-from common import checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
+from common import check_room, checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
 from datasets import ClassLabel, Dataset
 from relpos_arguments import (
     RelPosArguments,
@@ -164,6 +164,12 @@ def main() -> dict[str, float]:
     config = model_args.load(AutoConfig.from_pretrained)
     names, classes = choose_classes(labels.get("train"), config)
     check_classes(labels, names, classes, data_args)
+    is_classifier = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    if is_classifier and config.num_labels != len(names) and not model_args.ignore_mismatched_sizes:
+        raise CommandError(
+            f"--model_name_or_path {model_args.model_name_or_path} was trained for {config.num_labels} labels, and the "
+            f"data has {len(names)}: {names}. Give --ignore_mismatched_sizes to replace its classifier by a new one."
+        )
     config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
     config.problem_type = "single_label_classification"  # whatever the checkpoint was trained for
     tokenizer = model_args.load_tokenizer()
@@ -178,9 +184,7 @@ def main() -> dict[str, float]:
     apply_relpos(model, relpos_args)
     length = data_args.max_seq_length or min(max_length(model) or 128, 128)
     check_length(f"--max_seq_length {length}", length, model)
-    special = tokenizer.num_special_tokens_to_add(pair is not None)
-    if length <= special:
-        raise CommandError(f"--max_seq_length {length}: {special} tokens are special ones, so no text would be left.")
+    check_room("max_seq_length", length, tokenizer, pair is not None)
     check_resume(checkpoint, model)
     if is_patched(model) and args.process_index == 0:
         print(patch_report(model))

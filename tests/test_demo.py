@@ -335,6 +335,12 @@ class TestRefusals:
         assert "SafetensorError" in said
         assert not (tmp_path / "out").exists()
 
+    def test_a_head_for_other_classes_is_replaced(self, pretrained, files, tmp_path):
+        shutil.copytree(pretrained, tmp_path / "seven")
+        tiny_classifier(num_labels=7).save_pretrained(tmp_path / "seven")
+        options = ["--quick", "--max-steps", "1", "--max-length", "16", "--output-dir", str(tmp_path / "out")]
+        assert main(["demo", "--model", str(tmp_path / "seven"), *files, *options]) == 0
+
     def test_texts_cut_off_to_nothing(self, pretrained, files, tmp_path, tokenizer, monkeypatch, capsys):
         monkeypatch.setattr(type(tokenizer), "num_special_tokens_to_add", lambda self, pair=False: 2)
         said = refused(
@@ -551,6 +557,16 @@ class TestReloadCheck:
         compare(logits, logits.clone())
         with pytest.raises(CheckFailed, match="differ by up to"):
             compare(logits, torch.nextafter(logits, logits + 1))
+
+    def test_where_weights_lie_in_memory_makes_no_difference(self, tokenizer):
+        """Those that are loaded from a file lie anywhere; a single text is where it is seen."""
+        model = hf_relpos.patch_model(tiny_classifier(), hf_relpos.Shaw(4)).eval()
+        logits = training.predict_logits(model, tokenizer, self.TEXTS[:1], 8, 2)
+        for shift in range(1, 16):
+            for weight in model.parameters():
+                memory = torch.empty(weight.numel() + shift)
+                weight.data = memory[shift:].view(weight.shape).copy_(weight)
+            compare(logits, training.predict_logits(model, tokenizer, self.TEXTS[:1], 8, 2))
 
     def test_missing_predictions_are_found(self):
         with pytest.raises(CheckFailed, match=r"shape \(1, 2\)"):

@@ -343,6 +343,12 @@ def test_a_rate_for_tables_that_are_not_there_is_refused(run, bert, classificati
         run("text_classification", bert, tmp_path, classification_files, "--do_train --schemes none --relpos_lr 0.1")
 
 
+def test_a_rate_for_what_learns_nothing_is_refused(run, bert, classification_files, tmp_path):
+    options = "--schemes alibi --native keep --relpos_gate none --relpos_lr 0.1"
+    with pytest.raises(CommandError, match=r"--relpos_lr 0.1 has no effect on a model whose relative positions learn"):
+        run("text_classification", bert, tmp_path / "out", classification_files, "--do_train", options)
+
+
 def test_classifier_on_gpt2_gets_a_padding_token(run, gpt2, tmp_path):
     rows = [("w1 w2 w3 w4", 0), ("w5", 1), ("w1 w2", 0)]  # of unequal length
     file = write_csv(tmp_path / "data.csv", ["text", "label"], rows)
@@ -569,7 +575,7 @@ def test_numbers_that_cannot_be_are_named_with_those_that_can(refusal, tmp_path,
         ("--native lose", "argument --native: invalid choice: 'lose' (choose from 'keep', 'gate', 'drop')"),
         ("--no_such_option 3", "'--no_such_option', '3'"),
         ("--bf16 --fp16", "At most one of fp16 and bf16 can be True"),
-        ("--cache_dir {file}", "--cache_dir {file}: {file} is a file. Give a folder."),
+        ("--cache_dir {file}", "--cache_dir {file} is a file. Give a folder."),
         ("--output_dir {file}", "--output_dir {file}: {file} is a file. Give a folder."),
         ("--output_dir {file}/run/1", "{file} is a file. Give a folder."),
     ],
@@ -828,7 +834,7 @@ def test_text_files_are_for_the_language_model_only(example):
             r"--train_file \S+train.csv has no column 'topic'.*\['text', 'label'\] with --label_column",
         ),
         ("--do_eval", r"--validation_file \S+ has labels that the model does not: \['one', 'zero'\].*LABEL_0"),
-        ("--do_train --max_seq_length 2", "--max_seq_length 2: 2 tokens are special ones"),
+        ("--do_train --max_seq_length 2", "--max_seq_length 2: 2 of them are special tokens, so no text would be left"),
         ("--do_train --max_train_samples 1", r"has only the label 'zero' \(with --max_train_samples 1\)"),
         ("--do_train --resume_from_checkpoint {data}", "--resume_from_checkpoint .* has no trainer_state.json"),
         (
@@ -868,6 +874,24 @@ def test_wrong_language_model_runs_are_refused_before_training(run, gpt2, tmp_pa
     with pytest.raises(CommandError, match=message):
         run("causal_lm", gpt2, tmp_path / "out", f"--train_file {file}", options.replace("{file}", str(file)))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--max_source_length 1", "--max_target_length 1"])
+def test_texts_cut_off_to_nothing_are_refused(run, t5, tmp_path, option):
+    file = write_csv(tmp_path / "pairs.csv", ["text", "summary"], [("w1 w2", "w1")])
+    with pytest.raises(CommandError, match=f"{option}: 1 of them are special tokens, so no text would be left"):
+        run("seq2seq", t5, tmp_path / "out", f"--train_file {file} --do_train", option)
+
+
+def test_a_classifier_for_another_number_of_labels_is_replaced_only_on_request(run, bert, tmp_path):
+    model = BertForSequenceClassification.from_pretrained(bert, num_labels=4, ignore_mismatched_sizes=True)
+    model.save_pretrained(tmp_path / "four")
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "four")
+    data = f"--train_file {write_csv(tmp_path / 'data.csv', ['text', 'label'], order_task(4))} --do_train --max_steps 1"
+    with pytest.raises(CommandError, match=r"was trained for 4 labels, and the data has 2.*--ignore_mismatched_sizes"):
+        run("text_classification", tmp_path / "four", tmp_path / "out", data)
+    run("text_classification", tmp_path / "four", tmp_path / "out", data, "--ignore_mismatched_sizes")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "one", "1": "zero"}
 
 
 def test_prediction_without_generation_is_refused(run, t5, tmp_path):

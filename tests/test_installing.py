@@ -10,9 +10,8 @@ from hf_relpos.installing import HOW_TO_INSTALL, WITHOUT_INSTALLING, install_com
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("hf_relpos", "docs", "examples", "model_cards", "benchmarks")
-TEXTS = [
+TEXTS = [  # without the changelog, which tells what earlier releases said
     ROOT / "README.md",
-    ROOT / "CHANGELOG.md",
     *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md")),
 ]
 COMMAND = re.compile(r"pip install (?P<what>[^`&\n]*)")

@@ -64,6 +64,7 @@ def load_classifier(source: str, tokenizer: PreTrainedTokenizerBase, labels: lis
         model = AutoModelForSequenceClassification.from_pretrained(
             source,
             local_files_only=_is_local(source),
+            ignore_mismatched_sizes=True,  # of a head for other classes, which the new one replaces
             id2label=dict(enumerate(labels)),
             label2id={label: number for number, label in enumerate(labels)},
             pad_token_id=tokenizer.pad_token_id,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.errors import RelPosError
 
-_LONGEST = 300
+_LONGEST = 300  # characters of a reason: Transformers lists all classes there are
 
 
 @contextmanager
@@ -28,14 +28,13 @@ def loading(option: str, source: str, what: str = "a model and its tokenizer") -
     except RelPosError:
         raise
     except Exception as error:
+        reasons = [error] if error.__cause__ is None else [error, error.__cause__]
         raise CommandError(
             f"{option} {source} cannot be loaded. Give a folder with {what}, or the id of one on the Hub. The reason "
-            f"({type(error).__name__}): {_first_line(error)}"
-            + (f" {_first_line(error.__cause__)}" if error.__cause__ else "")
+            f"({type(error).__name__}): {' '.join(map(_in_one_line, reasons))}"
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
-    """The line that says what is wrong; others have lists of all there is, or advice for other cases."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["nothing is said"]
-    return lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][:_LONGEST]} ..."
+def _in_one_line(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]} ..."

@@ -226,11 +226,14 @@ def predict_logits(
 ) -> torch.Tensor:
     """The logits of a classifier for each text, `[texts, classes]`, float32 on the CPU.
 
-    Always in the same batches, so that two calls with the same weights give the same bits.
+    Always in the same batches, and with weights in memory of their own, so that two calls with the same weights give
+    the same bits: as they come from a file they may begin anywhere, and the last bit of a product can depend on that.
     """
     from tqdm.auto import tqdm
 
     model.eval()
+    for weight in (*model.parameters(), *model.buffers()):
+        weight.data = weight.data.clone()
     starts = range(0, len(texts), batch_size)
     parts = []
     with torch.inference_mode():
