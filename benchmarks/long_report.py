@@ -1,0 +1,91 @@
+"""Write `docs/long.md` from the kept results: ``python -m benchmarks.long_report``. Measures nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS
+from benchmarks.parts import Part
+from benchmarks.reads_long import misses
+from benchmarks.report import Record, environments, table
+
+TARGET = Path(__file__).parent.parent / "docs" / "long.md"
+
+HEAD = """# Reading long texts
+
+Made by `python -m benchmarks.long_report` from the files in `benchmarks/results/`; every number comes from a command
+named here. Sizes, seeds and rules stand in the commands' files and were fixed before anything was measured. What should
+hold and does not is listed under its table.
+"""
+
+COLUMNS = {
+    "recall_1": "at 1",
+    "recall_10": "at 10",
+    "unseen_recall_1": "unseen, at 1",
+    "unseen_recall_10": "unseen, at 10",
+}
+READERS = (
+    "The original is MiniLM (all-MiniLM-L6-v2), pretrained with 512 positions. *Windows*: pieces of 512 tokens, each "
+    "read alone, and the mean of their vectors. *Repeated* (Longformer's conversion), *grouped* and *interpolated* "
+    "positions need no training either (LongEmbed, Zhu et al. 2024, arXiv 2404.12096). The converted copy reads "
+    "everything at once."
+)
+
+
+def reads_long(record: Record) -> str:
+    """What each reader found, named and learnt."""
+    text = ["## Who reads to the end", f"`python -m benchmarks.reads_long --converted FOLDER`. {READERS}"]
+    return "\n\n".join([*text, *map(task, record["parts"]), environments(record["parts"])])
+
+
+def task(made: Part) -> str:
+    """One task: what is asked, its table, and what does not hold."""
+    rows = made["results"]
+    names = [name for name in rows[0] if name != "reader" and isinstance(rows[0][name], (int, float))]
+    cells = [[row["reader"], *(_cell(name, row[name]) for name in names)] for row in rows]
+    heads = [COLUMNS.get(name, f"{int(name):,}" if name.isdigit() else name) for name in names]
+    text = [ABOUT[made["of"]["what"]].format_map({**made, **made["of"]}), table([["", *heads], *cells])]
+    if missed := misses(made):
+        text.append("\n".join(["Not reached:", "", *(f"- {line}" for line in missed)]))
+    return "\n\n".join(text)
+
+
+ABOUT = {
+    "find": "**Find the document from a sentence after its 620th token.** {source}, {documents} documents of 700 to "
+    "4,096 tokens, {unseen} of them never seen in conversion; recall among all {documents}.",
+    "passkey": "**Find the pass key** of a person in a text of filler (LongEmbed's test), {documents} documents of "
+    "each length; the share of queries whose document is the nearest, by tokens.",
+    "label": "**Label of the nearest training article.** BBC, {training} articles to learn from, {documents} unseen "
+    "ones asked for; accuracy with whole articles cut at so many tokens.",
+    "classify": "**Fine-tuned on long posts** of 20newsgroups (`--only classify`): {classes} classes, {training} posts "
+    "of 700 tokens and more to learn from, {documents} others asked for; means of {seeds} seeds.",
+}
+
+
+def _cell(name: str, value: Any) -> str:
+    return f"{value:,.0f}" if name in ("length", "seconds") else f"{value:.3f}"
+
+
+SECTIONS = {"reads_long": reads_long}
+
+
+def page(folder: Path = RESULTS) -> str:
+    """The whole page; a section for each file of results there is."""
+    sections = []
+    for name, section in SECTIONS.items():
+        path = folder / f"{name}.json"
+        if path.exists():
+            sections.append(section(json.loads(path.read_text(encoding="utf-8"))))
+    return "\n".join([HEAD, *(text + "\n" for text in sections)])
+
+
+def main() -> None:
+    """Write the page."""
+    TARGET.write_text(page(), encoding="utf-8")
+    print(TARGET)
+
+
+if __name__ == "__main__":
+    main()
