@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
+from pairwise import pairs
 from tiny import assert_close, patched
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -199,8 +200,7 @@ def test_model_from_the_older_onnx_exporter_is_right_at_other_lengths(family, tm
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("native", tiny.NATIVE)
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, native=tiny.NATIVE, apart=("family", "native"))
 def test_traced_model_is_right_at_other_lengths(family, native):
     model = model_for(family, native)
     traced = torch.jit.trace(Logits(model), arguments(family, RECORDED), check_trace=False)
@@ -279,16 +279,15 @@ def test_compiled_inference_has_the_same_logits_with_the_compiler_that_users_get
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "schemes",
-    [
+@pairs(
+    family=FAMILIES,
+    schemes=(
         "relative_key_query",
         "dynamic_convolution",
-        ["rotary", ALiBi(learned=True)],
-        [ALiBi(), T5Bias(8, 6), Shaw(3)],  # one table without end, and others
-    ],
-    ids=str,
+        ("rotary", ALiBi(learned=True)),
+        (ALiBi(), T5Bias(8, 6), Shaw(3)),  # one table without end, and others
+    ),
+    apart=("family", "schemes"),
 )
 def test_schemes_that_go_by_the_length_are_right_at_others_too(family, schemes):
     stock = tiny.build(family, **ONE_LAYER[family])

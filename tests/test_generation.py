@@ -197,7 +197,7 @@ def test_sampling_follows_the_seed_with_and_without_a_cache(family, more):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ["gpt2", "bart", "t5"])
 def test_decoding_with_a_static_cache_compiles_to_one_graph(family):
     """One for all steps, without breaks: no step depends in Python on where it stands."""
     torch._dynamo.reset()

@@ -73,25 +73,25 @@ def test_a_missing_dependency_is_named_with_the_command_that_installs_it(monkeyp
         load_metric("f1")
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_evaluate_loads_the_local_module_and_writes_only_below_hf_home(name, tmp_path):
-    before = sorted(Path(metric_path(name)).rglob("*.py"))
+def test_evaluate_loads_the_local_modules_and_writes_only_below_hf_home(tmp_path):
+    folders = {name: Path(metric_path(name)) for name in METRICS}
+    before = {name: sorted(folder.rglob("*.py")) for name, folder in folders.items()}
     code = (
         "import sys, evaluate\n"
-        "metric = evaluate.load(sys.argv[1])\n"
-        "print(metric.compute(predictions=[1, 0], references=[1, 0]))\n"
+        "for path in sys.argv[1:]:\n"
+        "    print(evaluate.load(path).compute(predictions=[1, 0], references=[1, 0]))\n"
     )
     home = tmp_path / "hf"
     env = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     for variable in ("HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
         env.pop(variable, None)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, metric_path(name)], env=env, capture_output=True, text=True
-    )
+    command = [sys.executable, "-P", "-c", code, *map(str, folders.values())]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str({name: 1.0})
-    assert list(home.rglob(f"{name}.py")), "the script was not copied below HF_HOME"
-    assert sorted(Path(metric_path(name)).rglob("*.py")) == before
+    assert done.stdout.splitlines() == [str({name: 1.0}) for name in METRICS]
+    for name, folder in folders.items():
+        assert list(home.rglob(f"{name}.py")), "the script was not copied below HF_HOME"
+        assert sorted(folder.rglob("*.py")) == before[name]
 
 
 def test_load_metric_leaves_no_folder_behind(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import itertools
 import pytest
 import tiny
 import torch
+from pairwise import pairs
 from peft import LoraConfig, get_peft_model
 from tiny import ENCODER_DECODERS, build, choices
 from transformers import (
@@ -129,8 +130,7 @@ def pretrained(model):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+@pairs(option=OPTIONS, family=("bert", "gpt2", "t5"), apart=("option", "family"))
 def test_option_does_what_it_does_for_the_stock_model(family, option, tmp_path):
     stock = trained(build(family), family, tmp_path / "stock", option)
     ours = trained(fresh(build(family), frozen=True), family, tmp_path / "ours", option)
@@ -154,8 +154,7 @@ def test_option_does_what_it_does_for_the_stock_model(family, option, tmp_path):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+@pairs(option=OPTIONS, family=("bert", "gpt2", "t5"), apart=("option", "family"))
 def test_option_begins_alike_and_goes_the_same_way_when_the_tables_learn(family, option, tmp_path):
     model = fresh(build(family), frozen=False)
     before = {name: parameter.detach().clone() for name, parameter in tiny.added(model).items()}
