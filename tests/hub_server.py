@@ -127,7 +127,7 @@ class Hub:
         self.lfs: dict[str, bytes] = {}
         self.log: list[tuple[str, str, str | None, int]] = []
         self.lock = threading.RLock()
-        self._drops: dict[str, int] = {}
+        self.drops: dict[str, int] = {}
         hub = self
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
         self._server.daemon_threads = True
@@ -145,13 +145,13 @@ class Hub:
 
     def drop(self, method: str, path_part: str, after: int) -> None:
         """Drop the connection once, after so many bytes of the body of the next such request's upload or download."""
-        self._drops[f"{method} {path_part}"] = after
+        self.drops[f"{method} {path_part}"] = after
 
     def due_drop(self, method: str, path: str) -> int | None:
-        for what in list(self._drops):
+        for what in list(self.drops):
             wanted, part = what.split(" ")
             if wanted == method and part in path:
-                return self._drops.pop(what)
+                return self.drops.pop(what)
         return None
 
     def text(self, repo: str, path: str, revision: str = "main") -> str:

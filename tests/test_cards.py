@@ -33,7 +33,7 @@ from hf_relpos import (
     unpatch_model,
 )
 from hf_relpos.cards import ModelCardError, write_model_card
-from hf_relpos.cards.card import _head_of, model_card
+from hf_relpos.cards.card import head_of, model_card
 from hf_relpos.cards.facts import horizon, was_trained
 from hf_relpos.installing import HOW_TO_INSTALL, WITHOUT_INSTALLING
 from hf_relpos.schemes import AttentionGeometry
@@ -160,7 +160,7 @@ def test_the_tag_is_the_one_that_transformers_has_for_the_stock_class():
         for made in models:
             stock = made.relpos_original
             if stock.__name__ in names.values() and task in PIPELINE_TAGS:
-                auto_class, tag = _head_of(object.__new__(made))
+                auto_class, tag = head_of(object.__new__(made))
                 if auto_class == "AutoModelForSeq2SeqLM":  # BART's can fill masks too
                     continue
                 assert tag == task, stock.__name__

@@ -533,7 +533,7 @@ class TestTraining:
 
     def test_added_parameters_have_their_own_learning_rate(self):
         model = hf_relpos.patch_model(tiny_classifier(), hf_relpos.Shaw(4))
-        groups = training._optimizer(model, self.SETTINGS).param_groups
+        groups = training.optimizer_for(model, self.SETTINGS).param_groups
         counts = {group["lr"]: sum(parameter.numel() for parameter in group["params"]) for group in groups}
         added = training.added_parameters(model)
         assert counts == {1e-4: model.num_parameters() - added, 2e-3: added}

@@ -178,7 +178,7 @@ def is_the_same_in_pieces(family: str, repo: str) -> bool:
 def test_an_upload_is_tried_again_when_the_connection_dropped(hub, run):
     hub.drop("PUT", "/lfs/", after=1_000)
     run(push, "gpt2", "me/retried", seed=4)
-    assert hub._drops == {}
+    assert hub.drops == {}
     assert run(is_the_same, "gpt2", "me/retried", 4)
 
 

@@ -300,19 +300,16 @@ def test_each_copy_of_the_code_has_an_attention_name_of_its_own():
         ('"""Doc."""\nfrom hf_relpos import Shaw\n', "line 2: import Shaw from where it is defined"),
     ],
 )
-def test_what_cannot_be_bundled_is_refused_with_its_line(text, message, monkeypatch):
-    monkeypatch.setitem(bundle._STAND_INS, "hf_relpos.checkpoints.saving", text)
+def test_what_cannot_be_bundled_is_refused_with_its_line(text, message):
     with pytest.raises(bundle.BundleError, match=message):
-        list(bundle._own_imports("hf_relpos.checkpoints.saving"))
+        bundle.flattened("hf_relpos.layer", text)
 
 
-def test_relative_imports_and_other_names_are_followed(monkeypatch):
-    text = '"""Doc."""\n\nfrom ..engines import eager as slow, attend\n\n\ndef late():\n'
-    text += "    from ..terms import widen as w\n"
-    monkeypatch.setitem(bundle._STAND_INS, "hf_relpos.checkpoints.saving", text)
-    flat = bundle._flattened(
-        "hf_relpos.checkpoints.saving", list(bundle._own_imports("hf_relpos.checkpoints.saving")), as_module=True
+def test_relative_imports_and_other_names_are_followed():
+    text = (
+        '"""Doc."""\n\nfrom .engines import eager as slow, attend\n\n\ndef late():\n    from .terms import widen as w\n'
     )
+    flat = bundle.flattened("hf_relpos.layer", text, as_module=True)
     assert "from .relpos_engines_eager import THIS_MODULE as slow\nfrom .relpos_engines import attend\n" in flat
     assert "    from .relpos_terms import widen as w\n" in flat
     assert flat.index("THIS_MODULE = sys.modules[__name__]") < flat.index("from .relpos_engines_eager")

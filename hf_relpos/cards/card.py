@@ -171,7 +171,7 @@ def model_card(
             f"base_model is {base_model!r}, but must be the id of a model on the Hub, like "
             '"google-bert/bert-base-uncased". Leave it out for a model that is not there.'
         )
-    auto_class, pipeline_tag = _head_of(model)
+    auto_class, pipeline_tag = head_of(model)
     data = _metadata(
         title=title,
         base_model=base_model,
@@ -245,7 +245,7 @@ def is_hub_id(name: str) -> bool:
     return True
 
 
-def _head_of(model: PreTrainedModel) -> tuple[str, str | None]:
+def head_of(model: PreTrainedModel) -> tuple[str, str | None]:
     """The Auto class that loads a model, and its pipeline tag."""
     from hf_relpos.compat import transformers as compat
 

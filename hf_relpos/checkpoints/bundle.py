@@ -93,8 +93,8 @@ def bundled_files() -> MappingProxyType[str, str]:
     imports = _followed()
     as_modules = {name for found in imports.values() for one in found for name in one.modules.values()}
     files = {
-        file_of(module) + ".py": _flattened(module, found, module in as_modules)
-        for module, found in sorted(imports.items())
+        file_of(module) + ".py": flattened(module, _source(module), as_module=module in as_modules)
+        for module in sorted(imports)
     }
     if len(files) != len(imports):
         raise BundleError(f"Two of these modules would be the same file: {', '.join(sorted(imports))}.")
@@ -114,7 +114,7 @@ def _followed() -> dict[str, list[_Import]]:
     while waiting:
         module = waiting.pop()
         if module not in imports:
-            imports[module] = list(_own_imports(module))
+            imports[module] = list(_own_imports(module, _source(module)))
             for found in imports[module]:
                 waiting += [*found.modules.values(), *found.names]
     return imports
@@ -153,9 +153,9 @@ def _is_module(name: str) -> bool:
         return False
 
 
-def _own_imports(module: str) -> Iterator[_Import]:
-    """Every import of the package's own code in a module, wherever in it."""
-    for node in ast.walk(ast.parse(_source(module))):
+def _own_imports(module: str, text: str) -> Iterator[_Import]:
+    """Every import of the package's own code in a module's text, wherever in it."""
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == PACKAGE for alias in node.names):
             raise BundleError(f"{module}, line {node.lineno}: write `from {PACKAGE} import ...`, to be bundled.")
         if not isinstance(node, ast.ImportFrom):
@@ -180,12 +180,20 @@ def _own_imports(module: str) -> Iterator[_Import]:
         yield found
 
 
-def _flattened(module: str, imports: list[_Import], as_module: bool) -> str:
-    """A module's text as a file of the bundle."""
-    source = _source(module)
-    tree = ast.parse(source)
-    lines = source.splitlines()
-    replaced = {one.first: (one.last, _rewritten(one)) for one in imports}
+def flattened(module: str, text: str, as_module: bool = False) -> str:
+    """The text of a module of the package as a file of the bundle.
+
+    Args:
+        module: the module's name, from which its relative imports start.
+        text: its source.
+        as_module: whether other files of the bundle import the module itself, not only names in it.
+
+    Raises:
+        BundleError: if it imports something of the package in a way that cannot be rewritten.
+    """
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    replaced = {one.first: (one.last, _rewritten(one)) for one in _own_imports(module, text)}
     start: list[str] = []
     if module == _OWN_NAME[0]:
         assignment = _assignment(tree, _OWN_NAME[1])

@@ -208,7 +208,7 @@ def fine_tune(
         eval_dataset=evaluation,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=_measure(),
-        optimizers=(_optimizer(model, settings), None),
+        optimizers=(optimizer_for(model, settings), None),
         callbacks=[timer, EvaluateAtEnd(), NamedProgress(name)],
     )
     trainer.remove_callback(PrinterCallback)  # prints every log entry; Trainer adds it when its own bar is off
@@ -249,7 +249,7 @@ def added_parameters(model: PreTrainedModel) -> int:
     return sum(parameter.numel() for _, _, parameter in state.added_parameters(model))
 
 
-def _optimizer(model: PreTrainedModel, settings: Settings) -> torch.optim.Optimizer:
+def optimizer_for(model: PreTrainedModel, settings: Settings) -> torch.optim.Optimizer:
     """AdamW; the parameters that a patch adds have a learning rate of their own."""
     added_names = {name for name, _, _ in state.added_parameters(model)}
     groups: dict[bool, list[torch.nn.Parameter]] = {False: [], True: []}
