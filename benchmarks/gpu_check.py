@@ -14,7 +14,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from benchmarks import attention, training_step
 from benchmarks.common import RESULTS, print_table
 from benchmarks.models import PATCHES
 from benchmarks.parts import Part, part, with_gpu, write_parts
-from hf_relpos.engines import ENGINE_NAMES, ENGINES, attend
+from hf_relpos.engines import ENGINES, attend
 from hf_relpos.engines.engine import Case
 from hf_relpos.masks import AttentionMask
+from hf_relpos.names import ENGINE_NAMES
 from hf_relpos.terms import RelativeTerms
 
 SECONDS = 240  # a table that has begun ends later
@@ -110,12 +111,15 @@ def mask_of(kind: str, queries: int, keys: int, device: torch.device) -> Attenti
     return AttentionMask(queries, keys, query_offset=keys - queries, **given)
 
 
-def outcome(
-    engine: str, made: dict[str, Tensor], mask: AttentionMask, dtype: torch.dtype, frozen: Collection[str] = ()
-) -> dict[str, Tensor]:
-    """Output and gradients of one engine, in float64; the inputs are rounded to the dtype, and some do not learn."""
-    leaves = {name: tensor.to(dtype, copy=True).requires_grad_(name not in frozen) for name, tensor in made.items()}
-    terms = RelativeTerms(**{name: leaf for name, leaf in leaves.items() if name not in ("q", "k", "v")})
+def terms_of(tensors: dict[str, Tensor]) -> RelativeTerms:
+    """What is not a state."""
+    return RelativeTerms(**{name: tensor for name, tensor in tensors.items() if name not in ("q", "k", "v")})
+
+
+def outcome(engine: str, made: dict[str, Tensor], mask: AttentionMask, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Output and gradients of one engine, in float64; the inputs are rounded to the dtype."""
+    leaves = {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in made.items()}
+    terms = terms_of(leaves)
     output, _ = attend(leaves["q"], leaves["k"], leaves["v"], terms, mask, scale=DIM**-0.5, engine=engine)
     output.backward(torch.cos(torch.arange(output.numel(), device=output.device)).view_as(output).to(dtype))
     gradients = {name: leaf.grad for name, leaf in leaves.items()}
@@ -145,11 +149,8 @@ def correctness(device: torch.device, shapes: tuple[tuple[int, int], ...], clock
             rounded = {name: tensor.to(dtype).double() for name, tensor in made.items()}
             wanted = outcome("eager", rounded, mask, torch.float64)
             for engine in ENGINE_NAMES:
-                # An engine may take only terms that do not learn.
-                frozen = next((some for some in ((), terms) if takes(engine, made, mask, terms, some)), None)
-                if frozen is not None:
-                    expected = {key: value for key, value in wanted.items() if key not in frozen}
-                    error = times_tolerance(outcome(engine, made, mask, dtype, frozen), expected, dtype)
+                if engine == "auto" or takes(engine, made, mask):
+                    error = times_tolerance(outcome(engine, made, mask, dtype), wanted, dtype)
                     yield {
                         "engine": engine,
                         "case": f"{queries} x {keys}, {name}, mask: {kind}",
@@ -159,15 +160,9 @@ def correctness(device: torch.device, shapes: tuple[tuple[int, int], ...], clock
                     }
 
 
-def takes(
-    engine: str, made: dict[str, Tensor], mask: AttentionMask, terms: tuple[str, ...], frozen: Collection[str]
-) -> bool:
-    """Whether an engine takes a case in which some terms do not learn."""
-    if engine == "auto":
-        return True
-    leaves = {name: made[name].detach().requires_grad_(name not in frozen) for name in terms}
-    case = Case(made["q"], made["k"], made["v"], RelativeTerms(**leaves), mask)
-    return ENGINES[engine].refuses(case) is None
+def takes(engine: str, made: dict[str, Tensor], mask: AttentionMask) -> bool:
+    """Whether an engine takes a case."""
+    return ENGINES[engine].refuses(Case(made["q"], made["k"], made["v"], terms_of(made), mask)) is None
 
 
 # Times

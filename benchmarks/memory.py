@@ -1,6 +1,6 @@
 """How much memory each engine needs on top of its inputs, by length: ``python -m benchmarks.memory``.
 
-Shaw's key and value vectors (k = 16; a bias for engines that take nothing else) with 12 heads of 64 and one sequence,
+Shaw's key and value vectors (k = 16) with 12 heads of 64 and one sequence,
 forward alone and with the backward pass, against PyTorch's fused attention without positions. What must hold: with
 ``blockwise``, doubling the length from 2048 to 4096 raises the peak by less than 2.3 times.
 """
@@ -30,9 +30,6 @@ LINEAR_ENGINE, SHORT, LONG, MOST_GROWTH = "blockwise", 2048, 4096, 2.3
 # An engine that holds all scores has about so many tensors of their size at its peak.
 SCORE_TENSORS = 11
 QUADRATIC = ("eager",)
-
-# Engines that take no more than a bias, which does not learn, and are measured with one.
-BIAS_ONLY = ("toeplitz",)
 
 METHOD = (
     "Each number comes from a fresh process. It makes the inputs, runs a short warm-up, and reads its resident "
@@ -69,14 +66,13 @@ def measure(engine: str, length: int, direction: str, threads: int) -> float:
 
 
 def inputs(length: int) -> tuple[Any, ...]:
-    """Queries, keys, values, Shaw's two tables, and a bias."""
+    """Queries, keys, values, and Shaw's two tables."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn(BATCH, HEADS, length, HEAD_DIM, generator=generator) for _ in range(3)]
     tables = [torch.randn(1, 2 * CLIP + 1, HEAD_DIM, generator=generator) for _ in range(2)]
-    bias = torch.randn(HEADS, 2 * CLIP + 1, generator=generator)
-    return (*(tensor.requires_grad_() for tensor in (*states, *tables)), bias)
+    return tuple(tensor.requires_grad_() for tensor in (*states, *tables))
 
 
 def attention(engine: str, backward: bool) -> Callable[..., None]:
@@ -88,14 +84,12 @@ def attention(engine: str, backward: bool) -> Callable[..., None]:
     from hf_relpos.masks import AttentionMask
     from hf_relpos.terms import RelativeTerms
 
-    def run(query: Any, key: Any, value: Any, key_table: Any, value_table: Any, bias: Any) -> None:
+    def run(query: Any, key: Any, value: Any, key_table: Any, value_table: Any) -> None:
         with torch.set_grad_enabled(backward):
             if engine == PLAIN:
                 output = scaled_dot_product_attention(query, key, value)
             else:
                 terms = RelativeTerms(query=key_table, value=value_table)
-                if engine in BIAS_ONLY:
-                    terms = RelativeTerms(bias=bias)
                 mask = AttentionMask(query.shape[2], key.shape[2])
                 output, _ = attend(query, key, value, terms, mask, scale=HEAD_DIM**-0.5, engine=engine)
         if backward:
@@ -185,7 +179,7 @@ def main() -> int:
 def child(task: dict[str, Any]) -> int:
     """Do one measurement and print it."""
     if task.get("list"):
-        from hf_relpos.engines import ENGINE_NAMES
+        from hf_relpos.names import ENGINE_NAMES
 
         print(json.dumps([name for name in ENGINE_NAMES if name != "auto"]))
     else:

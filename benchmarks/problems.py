@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_relpos import ClippedBias, Shaw, T5Bias
-from hf_relpos.engines import ENGINE_NAMES, ENGINES, attend
+from hf_relpos.engines import ENGINES, attend
 from hf_relpos.engines.engine import Case
 from hf_relpos.masks import AttentionMask
+from hf_relpos.names import ENGINE_NAMES
 from hf_relpos.schemes import AttentionGeometry
 from hf_relpos.schemes.base import Scheme, SchemeConfig
 from hf_relpos.terms import RelativeTerms

@@ -273,24 +273,14 @@ SECTIONS = {
 LIMITS = """
 ## Where it stands, and why
 
-- **Both directions.** The tables differ left and right of a query, so one call of the fused operator cannot do both
-  sides. Below 1,024 tokens everything is done in tiles (`dense`); their matrix products alone take about as long as
-  the fused operator takes for everything. From there on that operator does what is far from the diagonal (`banded`),
-  in rectangles, and tiles what is near it: some 300 keys per query, whatever the length, so that their share shrinks
-  with it. Tried and not faster: two causal calls (one on reversed sequences); one call per block, with the tables'
-  ends added to the keys and values of each side; tails by blocks of keys instead of queries in the backward pass;
-  blocks of 64 to 1,024 queries, with and without halving; tiles of 32 to 512 rows; keeping the weights for the
-  backward pass (fresh memory costs more). At 128 tokens a tenth to a third of a tile is columns without a key, which
-  make the offsets around the diagonal a rectangle.
-- **A bias** that does not learn, and all inference with a bias, costs little more than attention without it
-  (`toeplitz`). One that learns goes the way of Shaw's vectors: the operator does not give its gradient.
-- **Attention dropout.** No fused operator for the CPU drops weights: the unpatched model runs unfused, and is the
-  baseline.
-- **A step of generation** costs some twenty small operations more per layer, however long the cache is: between two
-  layers the weights push all of it out of the processor's cache. They weigh little where the weights take their time
-  (large models, one thread), and more where those are read fast.
+- **The tables above** were measured with the engines of release 0.1.0, which arranged PyTorch's operators and are gone.
+  They are to be measured again with the compiled kernel (`fused`), on a quiet machine.
+- **Attention dropout.** No fused operator of PyTorch for the CPU drops weights: the unpatched model runs unfused, and
+  is the baseline. The kernel drops them in its own pass.
+- **A step of generation** is one call of the kernel per layer, and what prepares it in Python. That weighs little
+  where the weights take their time (large models, one thread), and more where those are read fast.
 - **GPUs.** Nothing has been measured on one. `auto` runs `eager` and `blockwise` there: correct, but not fast.
-  `dense` and `banded` can be asked for; `python -m benchmarks.gpu_check` checks and measures them.
+  `python -m benchmarks.gpu_check` checks and measures them.
 """
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from hf_relpos import RelPosConfig, RelPosTrainerMixin, is_patched, patch_model
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.config import GATES, NATIVE
-from hf_relpos.engines import ENGINE_NAMES
+from hf_relpos.names import ENGINE_NAMES
 from hf_relpos.schemes import SCHEMES
 from hf_relpos.training.groups import ADDED_RATE
 

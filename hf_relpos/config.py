@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from hf_relpos.engines import ENGINE_NAMES
 from hf_relpos.errors import RelPosConfigError, UnknownFieldError, refuse_unknown, wrong_value
-from hf_relpos.formats import FORMAT, migrate
+from hf_relpos.formats import FORMAT, current_engine, migrate
+from hf_relpos.names import ENGINE_NAMES
 from hf_relpos.schemes import SCHEMES, SchemeConfig
 from hf_relpos.schemes.base import TABLES
 from hf_relpos.version import __version__
@@ -31,7 +31,8 @@ class RelPosConfig:
         window: local attention; a query sees keys at most this far away. None sees all.
         layers: the layers that get relative positions, counted from 0 in each stack; None means all.
         share_layers: one set of tables and gates for all layers of a stack instead of one per layer.
-        engine: how attention is computed; ``"auto"`` picks the fastest engine that is exact for the case.
+        engine: how attention is computed; ``"auto"`` picks the fastest engine that is exact for the case. (The names
+            of engines of release 0.1.0 that are gone are taken as ``"auto"``.)
 
     Raises:
         RelPosConfigError: (a ``ValueError``) for a wrong value; names the field, the value and what is allowed. For a
@@ -57,6 +58,7 @@ class RelPosConfig:
         if not isinstance(schemes, Sequence) or not schemes:
             raise self._wrong("schemes", f"at least one scheme: {_scheme_names()} or a scheme config")
         object.__setattr__(self, "schemes", tuple(_scheme(entry) for entry in schemes))
+        object.__setattr__(self, "engine", current_engine(self.engine))
         for name, allowed in (("native", NATIVE), ("gate", GATES), ("engine", ENGINE_NAMES)):
             if getattr(self, name) not in allowed:
                 raise self._wrong(name, "one of " + ", ".join(map(repr, allowed)))

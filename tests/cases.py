@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from hf_relpos.engines import attend
+from hf_relpos.engines.cpu import library
 from hf_relpos.masks import AttentionMask
+from hf_relpos.names import ENGINE_NAMES
 from hf_relpos.terms import RelativeTerms
 
-# Of every engine, the constants that cut even short inputs into several blocks, and a block into several tiles.
+# What users can ask for here: where the kernel is not compiled, "fused" is only a name.
+CHOICES = tuple(name for name in ENGINE_NAMES if name != "fused" or not isinstance(library.load(), str))
+
+# Of every engine, the constants that cut even short inputs into several blocks. (Those of "fused" are compiled in.)
 SMALL_BLOCKS: dict[str, dict[str, int]] = {
     "plain": {},
-    "single": {},
-    "toeplitz": {"hf_relpos.engines.cpu.toeplitz.SPAN": 4},
-    "banded": {"hf_relpos.engines.cpu.banded.SPAN": 4, "hf_relpos.engines.cpu.tables.TILE_SCORES": 150},
-    "dense": {"hf_relpos.engines.cpu.dense.ROWS": 3, "hf_relpos.engines.cpu.tables.TILE_SCORES": 150},
+    "fused": {},
     "eager": {},
     "blockwise": {"hf_relpos.engines.blockwise.BLOCK_SCORES": 1, "hf_relpos.engines.blockwise.LEAST_QUERIES": 3},
 }

@@ -32,11 +32,7 @@ def test_every_row_of_the_page_is_read():
 @pytest.mark.parametrize(("module", "name"), [row[:2] for row in ROWS])
 def test_each_name_is_where_the_page_says(module, name):
     """As an attribute, or, where it is one of objects that are made, as a word of the module's source."""
-    try:
-        place = importlib.import_module(module)
-    except ModuleNotFoundError:  # a namespace of operators, which is no module
-        parent, _, last = module.rpartition(".")
-        place = getattr(importlib.import_module(parent), last)
+    place = importlib.import_module(module)
     try:
         reduce(getattr, name.split("."), place)
     except AttributeError:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from cases import SMALL_BLOCKS, TERMS, Case, make_case
+from cases import CHOICES, SMALL_BLOCKS, TERMS, Case, make_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pairwise import pairs
@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_relpos.engines import ENGINE_NAMES, ENGINES, attend, choose
+from hf_relpos.engines import ENGINES, attend, choose
 from hf_relpos.engines import engine as records
 from hf_relpos.gates import GATES
 from hf_relpos.masks import AttentionMask
+from hf_relpos.names import ENGINE_NAMES
 from hf_relpos.schemes import AttentionGeometry
 from hf_relpos.schemes.t5 import bucket_of
 from hf_relpos.terms import RelativeTerms
@@ -427,58 +428,37 @@ def test_the_largest_tensor_grows_linearly(engine: str):
     assert largest_tensor(engine, 192) < 2.3 * largest_tensor(engine, 96)
 
 
-def chosen(engine: str, length: int, *names: str, dropout: float = 0.0, learns: bool = True, **mask: Any) -> str:
+def chosen(engine: str, length: int, *names: str, dropout: float = 0.0, **mask: Any) -> str:
     """What runs for so many tokens and the terms of these names."""
     states = torch.empty(1, 1, length, 1)
-    tables = {name: torch.zeros(1, 3, *[1] * (name != "bias"), requires_grad=learns) for name in names or ("bias",)}
+    tables = {name: torch.zeros(1, 3, *[1] * (name != "bias"), requires_grad=True) for name in names or ("bias",)}
     mask_of_all = AttentionMask(length, length, **mask)
     return choose(engine, records.Case(states, states, states, RelativeTerms(**tables), mask_of_all, dropout))
 
 
-@pytest.mark.parametrize(
-    ("case", "short", "middle", "long"),
-    [
-        ({}, "eager", "dense", "banded"),
-        ({"causal": True}, "eager", "dense", "banded"),
-        ({"learns": False}, "eager", "toeplitz", "toeplitz"),
-        ({"learns": False, "dropout": 0.1}, "eager", "dense", "dense"),
-        ({"names": ("query", "value")}, "eager", "dense", "banded"),
-        ({"names": ("query", "value"), "dropout": 0.1}, "eager", "dense", "dense"),
-        ({"names": ("query", "value"), "window": 64}, "eager", "banded", "banded"),
-        ({"names": ("key",)}, "eager", "eager", "blockwise"),
-        ({"pattern": torch.ge}, "eager", "eager", "blockwise"),
-    ],
-    ids=[
-        "bias",
-        "causal bias",
-        "fixed bias",
-        "fixed bias, dropout",
-        "vectors",
-        "vectors, dropout",
-        "window",
-        "keys",
-        "pattern",
-    ],
-)
-def test_auto_runs_the_engine_that_was_measured_fastest(case: dict[str, Any], short: str, middle: str, long: str):
-    case = dict(case)
-    names = case.pop("names", ())
-    assert chosen("auto", 64, *names, **case) == short
-    assert chosen("auto", 512, *names, **case) == middle
-    assert chosen("auto", 4096, *names, **case) == long
+def test_the_names_that_users_know_are_those_of_the_engines_they_choose():
+    assert ("auto", *(name for name, engine in ENGINES.items() if engine.is_choice)) == ENGINE_NAMES
 
 
-def test_auto_runs_what_suits_a_bias_without_horizon():
-    def wide(length: int, learns: bool, **more: Any) -> str:
-        states = torch.empty(1, 1, 1, 1).expand(1, 1, length, 1)
-        terms = RelativeTerms(bias=torch.zeros(1, 2 * length - 1, requires_grad=learns))
-        return choose("auto", records.Case(states, states, states, terms, AttentionMask(length, length, **more)))
+@pytest.mark.parametrize("more", [{}, {"causal": True, "window": 64}, {"dropout": 0.1}], ids=str)
+@pytest.mark.parametrize("names", [("bias",), ("query", "value"), ("key",)])
+@pytest.mark.parametrize("length", [1, 4096])
+@pytest.mark.skipif("fused" not in CHOICES, reason="the kernel is not compiled")
+def test_auto_runs_the_kernel_wherever_it_takes_the_case(length: int, names: tuple[str, ...], more: dict[str, Any]):
+    assert chosen("auto", length, *names, **more) == "fused"
 
-    assert wide(64, learns=True) == "eager"
-    assert wide(4096, learns=False) == "toeplitz"
-    assert wide(4096, learns=True) == "dense"  # near the diagonal is everywhere
-    assert wide(4096, learns=True, causal=True) == "dense"
-    assert wide(4096, learns=True, window=64) == "banded"
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("names", [("bias",), ("query", "value"), ("key",)])
+@pytest.mark.parametrize("without", ["a kernel", "a rule that it takes"])
+def test_auto_runs_what_is_linear_in_memory_where_the_kernel_does_not_and_the_input_is_long(
+    without: str, names: tuple[str, ...], dropout: float, monkeypatch: pytest.MonkeyPatch
+):
+    rules = {"pattern": torch.ge} if without != "a kernel" else {}
+    if without == "a kernel":
+        monkeypatch.setattr("hf_relpos.engines.cpu.fused.load", lambda: "it was not compiled")
+    assert chosen("auto", 64, *names, dropout=dropout, **rules) == "eager"
+    assert chosen("auto", 4096, *names, dropout=dropout, **rules) == "blockwise"
 
 
 def test_auto_takes_the_first_in_the_registry_that_pays_off_and_does_not_refuse(monkeypatch: pytest.MonkeyPatch):
@@ -495,7 +475,7 @@ def test_auto_takes_the_first_in_the_registry_that_pays_off_and_does_not_refuse(
 
 @pytest.mark.core
 @pytest.mark.parametrize("gate", ["none", "head", "token"])
-@pytest.mark.parametrize("name", ENGINE_NAMES)
+@pytest.mark.parametrize("name", CHOICES)
 def test_who_takes_twenty_tokens_takes_one(name: str, gate: str):
     """The gate of a head comes with the tables for many queries, and as a gate for one."""
     heads, dim = 2, 4
@@ -520,61 +500,13 @@ def test_who_takes_twenty_tokens_takes_one(name: str, gate: str):
     assert taken[1] or not taken[20]
 
 
-def test_auto_takes_a_table_for_fixed_where_no_gradient_is_wanted():
-    with torch.no_grad():
-        assert chosen("auto", 512) == "toeplitz"
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("names", [("bias",), ("query", "value"), ("key",)])
-def test_auto_is_linear_in_memory_when_long(names: tuple[str, ...], dropout: float):
-    assert chosen("auto", 4096, *names, dropout=dropout) not in QUADRATIC
-
-
 def test_every_engine_can_be_asked_for_by_name():
-    for name in set(ENGINE_NAMES) - {"auto"}:
-        assert chosen(name, 8, learns=name != "toeplitz") == name
+    for name in set(CHOICES) - {"auto"}:
+        assert chosen(name, 8) == name
 
 
 def test_every_engine_that_takes_all_either_holds_all_scores_or_is_tested_in_small_blocks():
     assert {name for name in TAKE_ALL if not SMALL_BLOCKS[name]} == QUADRATIC
-
-
-# One query with a growing cache
-
-
-@pytest.mark.core
-@pairs(
-    names=(
-        ("bias",), ("native_bias",), ("query",), ("value",), ("query", "value", "gate"),
-        ("bias", "query", "value", "gate", "native_bias"),
-    ),
-    padded=(False, True), keys=(1, 3, 30), causal=(False, True),
-)  # fmt: skip
-def test_a_single_last_query_equals_the_reference(names: tuple[str, ...], padded: bool, keys: int, causal: bool):
-    random = torch.Generator().manual_seed(3)
-    made = make_case(names, queries=1, keys=keys, key_heads=2)
-    states = dict(made.tensors)
-    padding = torch.rand(2, keys, generator=random) < 0.6 if padded else None
-    if padding is not None:
-        padding[0] = False  # sees nothing
-    mask = AttentionMask(1, keys, query_offset=keys - 1, causal=causal, padding=padding)
-
-    def run(engine: str, leaves: dict[str, Tensor]) -> Tensor:
-        return attend(leaves["q"], leaves["k"], leaves["v"], made.terms(leaves), mask, scale=0.4, engine=engine)[0]
-
-    calls, plain = [], ENGINES["single"].attend
-
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return plain(*args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES, "single", replace(ENGINES["single"], attend=counting))
-        actual = reference.output_and_gradients(partial(run, "auto"), states)
-    expected = reference.output_and_gradients(partial(run, "eager"), states)
-    assert calls == [1]
-    reference.assert_all_close(actual, expected, 1e-12)
 
 
 # Masks that do not fit

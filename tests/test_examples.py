@@ -35,7 +35,7 @@ from transformers import (
 from hf_relpos import Shaw
 from hf_relpos.cli.errors import CommandError, exit_status
 from hf_relpos.config import GATES, NATIVE
-from hf_relpos.engines import ENGINE_NAMES
+from hf_relpos.names import ENGINE_NAMES
 from hf_relpos.schemes import SCHEMES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

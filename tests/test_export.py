@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers.integrations.executorch import register_dynamic_cache_export_support
 
 from hf_relpos import ALiBi, RelPosConfig, Shaw, T5Bias, patch_model
-from hf_relpos.engines import ENGINE_NAMES
+from hf_relpos.names import ENGINE_NAMES
 
 # Below and above the length recorded, and beyond where a choice by length would have chosen otherwise.
 RECORDED, OTHERS = 8, (5, 8, 13, 70)

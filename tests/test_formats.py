@@ -7,6 +7,7 @@ from tiny import choices
 
 from hf_relpos import RelPosConfig, RelPosConfigError, Shaw, formats
 from hf_relpos.checkpoints.adapters import PATCH_ENTRY, check_adapter
+from hf_relpos.names import FORMER_ENGINES
 
 
 def test_json_says_its_format_and_json_without_one_is_that_of_the_first_release():
@@ -47,6 +48,17 @@ def test_each_step_from_an_earlier_format_is_taken_once_and_in_order(monkeypatch
     assert RelPosConfig.from_dict({**first, "engine": "faster", "format": 2}).engine == "blockwise"
     with pytest.raises(RelPosConfigError, match="`engine` is 'faster'"):
         RelPosConfig.from_dict({**first, "engine": "faster", "format": 3})
+
+
+@pytest.mark.parametrize("engine", FORMER_ENGINES)
+def test_an_engine_of_the_first_release_that_is_gone_is_read_as_auto_and_the_log_says_so(engine, monkeypatch):
+    said = []
+    monkeypatch.setattr(formats.logger, "warning_once", said.append)
+    first = {"schemes": ["shaw"], "engine": engine, "version": "0.1.0"}
+    assert formats.migrate(first)["engine"] == RelPosConfig.from_dict(first).engine == "auto"
+    assert RelPosConfig(Shaw(4), engine=engine) == RelPosConfig(Shaw(4))
+    assert all(f"the engine {engine!r} of release 0.1.0 is gone; 'auto'" in line for line in said)
+    assert said
 
 
 def test_an_adapter_of_a_later_format_is_refused_too():

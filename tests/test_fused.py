@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_relpos.engines import attend, eager
 from hf_relpos.engines.cpu import fused, library
 from hf_relpos.engines.engine import Case
 from hf_relpos.masks import AttentionMask
@@ -148,8 +149,6 @@ def test_equals_the_reference_with_every_term_and_shape(kind: str):
 @pytest.mark.core
 @pytest.mark.parametrize("rules", [{}, {"causal": True}, {"window": 150}], ids=str)
 def test_equals_eager_in_several_blocks_of_queries_and_pieces_of_keys(rules: dict[str, Any]):
-    from hf_relpos.engines import eager
-
     tensors = make(batch=1, heads=2, key_heads=1, queries=300, keys=1100, dim=8, value_dim=8, k=20)
     padding = torch.ones(1, 1100, dtype=torch.bool)
     padding[0, [0, 1, 40, 700, 1099]] = False
@@ -429,9 +428,15 @@ def test_works_without_what_pytorch_lends(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_is_one_graph_under_torch_compile():
+    """Whose gradients are laid out as the compiler was told: those of a gate by tokens go on through a view."""
     tensors = make()
-    compiled = torch.compile(partial(by_fused, causal=True), backend="aot_eager", fullgraph=True)
-    reference.assert_all_close(all_of(compiled, tensors), all_of(by_fused, tensors, causal=True), 0.0)
+    tensors["gate"] = tensors["gate"].mT.flatten()
+
+    def by_tokens(tensors: dict[str, Tensor]) -> Tensor:
+        return by_fused({**tensors, "gate": tensors["gate"].view(2, 7, 4).mT}, causal=True)
+
+    compiled = torch.compile(by_tokens, backend="aot_eager", fullgraph=True)
+    reference.assert_all_close(all_of(compiled, tensors), all_of(by_tokens, tensors), 0.0)
 
 
 def test_the_operators_keep_pytorchs_contracts():
@@ -515,9 +520,21 @@ def test_a_library_of_another_release_is_not_called(monkeypatch: pytest.MonkeyPa
     assert "another release" in str(library.load.__wrapped__())
 
 
-def test_a_missing_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+def test_a_missing_library_is_told_with_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    said: list[tuple[str, ...]] = []
+    monkeypatch.setattr(library.logger, "warning", lambda *words: said.append(words))
     monkeypatch.setattr(library, "FILE", tmp_path / "kernel.native.so")
-    assert "was not compiled" in str(library.load.__wrapped__())
-    monkeypatch.setattr(library, "FILE", tmp_path / "kernel.native.so")
+    missing = library.load.__wrapped__()
+    assert "was not compiled" in str(missing)
+    assert "C++ compiler" in str(missing)
+    (words, reason), *more = said
+    assert "engine='auto' runs 'blockwise'" in words
+    assert (reason, more) == (missing, [])
     (tmp_path / "kernel.native.so").write_bytes(b"no library")
     assert "can't be loaded" in str(library.load.__wrapped__())
+
+    monkeypatch.setattr(fused, "load", lambda: missing)
+    tensors = make()
+    states = tensors["q"], tensors["k"], tensors["v"]
+    with pytest.raises(ValueError, match=r"'fused' cannot take .*was not compiled.*C\+\+ compiler.*Use engine='auto'"):
+        attend(*states, terms_of(tensors), AttentionMask(7, 9), scale=SCALE, engine="fused")

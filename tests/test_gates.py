@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import CHOICES
 
 from hf_relpos import RelPosConfig, Shaw, T5Bias
 from hf_relpos.engines import attend
@@ -124,7 +125,7 @@ def test_an_inactive_layer_has_no_parameters_and_passes_the_native_bias_on():
     assert inactive(call(query)).terms.is_empty
 
 
-@pytest.mark.parametrize("engine", ["auto", "eager", "blockwise", "dense", "banded"])
+@pytest.mark.parametrize("engine", CHOICES)
 def test_a_head_gate_acts_on_one_query_as_on_many(engine: str):
     gate = HeadGate(AttentionGeometry(num_heads=2, head_dim=4, causal=True)).double()
     torch.nn.init.normal_(gate.weight)

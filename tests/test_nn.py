@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import reference
 import torch
+from cases import CHOICES
 from pairwise import pairs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_relpos import ClippedBias, RelPosConfigError, Shaw, T5Bias
-from hf_relpos.engines import ENGINE_NAMES, ENGINES
+from hf_relpos.engines import ENGINES
 from hf_relpos.engines.engine import takes_everything
 from hf_relpos.masks import AttentionMask
 from hf_relpos.nn import RelativeMultiheadAttention, RelativePositionBias, SinusoidalPositionalEncoding
 from hf_relpos.schemes import AttentionCall
 
 TAKE_ALL = [name for name, engine in ENGINES.items() if engine.refuses is takes_everything]
-TAKE_ALL_SCHEMES = [name for name in ENGINE_NAMES if name not in ("auto", "toeplitz")]  # which takes biases only
 
 BATCH, LENGTH, SIZE, HEADS = 2, 7, 12, 3
 
@@ -61,7 +61,7 @@ def expected_output(
 @pairs(
     schemes=(None, T5Bias(8, 10), (Shaw(2, rank=2), "clipped", T5Bias(8, 6))),
     gate=("none", "head", "token"),
-    engine=("auto", *TAKE_ALL_SCHEMES),
+    engine=CHOICES,
 )
 def test_self_attention_equals_the_reference(schemes: Any, gate: str, engine: str):
     module, x = attention(schemes=schemes, gate=gate, engine=engine), tokens()
@@ -142,7 +142,7 @@ def test_a_mask_per_sequence_and_head_is_taken_in_both_layouts():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("engine", TAKE_ALL_SCHEMES)
+@pytest.mark.parametrize("engine", CHOICES)
 def test_padding_changes_nothing_for_real_tokens(engine: str):
     module, x = attention(engine=engine), tokens()
     padded = torch.cat([x, tokens(4)], dim=1)
@@ -152,7 +152,7 @@ def test_padding_changes_nothing_for_real_tokens(engine: str):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("engine", TAKE_ALL_SCHEMES)
+@pytest.mark.parametrize("engine", CHOICES)
 @pytest.mark.parametrize("where", ["module", "call"])
 def test_causal_attention_does_not_look_ahead(where: str, engine: str):
     module = attention(causal=where == "module", schemes=["shaw", T5Bias(8, 10)], engine=engine)

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import reference
 import torch
+from cases import CHOICES
 from torch import Tensor
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_relpos import ClippedBias, RelativeKeyQuery, RelPosConfig, RelPosConfigError, Shaw, T5Bias, patch_model
-from hf_relpos.engines import ENGINE_NAMES, attend
+from hf_relpos.engines import attend
 from hf_relpos.masks import AttentionMask
 from hf_relpos.schemes import SCHEMES, AttentionGeometry, LearnedTables, RelativeTerms, Scheme, SchemeConfig
 from hf_relpos.schemes.t5 import bucket_of, exact_distances
@@ -117,7 +118,7 @@ def test_buckets_keep_the_shape_of_the_offsets(rows: int, columns: int):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("engine", ENGINE_NAMES)
+@pytest.mark.parametrize("engine", CHOICES)
 def test_a_t5_that_swaps_its_bias_for_the_scheme_is_still_that_t5(engine: str):
     t5_config = T5Config(
         vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, dropout_rate=0.0,

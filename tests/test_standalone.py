@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -75,6 +76,8 @@ CASES = {
     family: (list(tiny.SCHEMES)[index % len(tiny.SCHEMES)], tiny.NATIVE[index % 3], tiny.GATES[(index + 1) % 3])
     for index, family in enumerate(tiny.FAMILIES, start=2)
 }
+# Those that are the same in a folder, for every second family.
+ENGINES = dict(zip(tiny.FAMILIES, itertools.cycle(("blockwise", "auto"))))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,7 @@ def outcomes(tmp_path_factory) -> dict[str, Any]:
     plain = {"name": str(tmp_path / "plain"), "auto_class": "AutoModel"}
     tasks: dict[str, Any] = {"plain": {**plain, "options": TRUST}, "plain, not trusted": plain}
     for family, (scheme, native, gate) in CASES.items():
-        model = patched(family, scheme, native, gate)
+        model = patched(family, scheme, native, gate, engine=ENGINES[family])
         folder = save_standalone(model, tmp_path / family, tokenizer=tokenizer())
         common = {"name": str(folder), "options": TRUST}
         for auto_class in ("AutoConfig", "AutoModel", "AutoTokenizer"):
@@ -100,11 +103,12 @@ def outcomes(tmp_path_factory) -> dict[str, Any]:
 
 @pytest.mark.core
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_a_standalone_folder_computes_the_same_bit_for_bit_without_the_package(family, outcomes):
+def test_a_standalone_folder_computes_the_same_without_the_package(family, outcomes):
+    """Up to rounding: its engines are those in Python. By the same engine it is bit for bit."""
     model = patched(family)
-    exact = {"class": type(model).__name__, "equal": True, "recorded": True, "generated": True}
-    assert outcomes[f"{family} head"] == exact
-    assert outcomes[f"{family} again"] == exact
+    for outcome in (outcomes[f"{family} head"], outcomes[f"{family} again"]):
+        assert outcome.pop("off") <= (0.0 if ENGINES[family] == "blockwise" else 1e-5)
+        assert outcome == {"class": type(model).__name__, "recorded": True, "generated": True}
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

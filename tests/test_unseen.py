@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from cases import CHOICES
 from torch import Tensor
 
-from hf_relpos.engines import ENGINE_NAMES, attend
+from hf_relpos.engines import attend
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
-ENGINES = [name for name in ENGINE_NAMES if name != "auto"]
 TOKENS, BROKEN = 150, 140
 PADDING = torch.ones(2, TOKENS, dtype=torch.bool)
 PADDING[0, 120:] = False
@@ -38,23 +38,20 @@ MASKS: dict[str, tuple[dict[str, Any], Tensor]] = {
         torch.zeros(2, TOKENS, dtype=torch.bool),
     ),
 }  # fmt: skip
-TILED = ("padding", "future", "window")
+OF_FUSED = ("padding", "future", "window")
 CASES = [
     (engine, mask)
-    for engine in ENGINES
+    for engine in ("plain", *CHOICES)
     for mask in MASKS
-    if engine in ("eager", "blockwise") or (mask in TILED and (engine, mask) != ("toeplitz", "window"))
+    if engine != "auto" and (engine != "fused" or mask in OF_FUSED)
 ]
-cases = pytest.mark.parametrize(("engine", "mask"), [*CASES, *(("plain", mask) for mask in MASKS)])
 
 
 def inputs(engine: str) -> dict[str, Tensor]:
     random = torch.Generator().manual_seed(0)
     shapes = dict.fromkeys(("query", "key", "value"), (2, 2, TOKENS, 4))
     if engine != "plain":
-        shapes["bias"] = (2, 9)
-    if engine not in ("plain", "toeplitz"):
-        shapes |= {"to query": (2, 7, 4), "to value": (2, 7, 4)}
+        shapes |= {"bias": (2, 9), "to query": (2, 7, 4), "to value": (2, 7, 4)}
     return {name: torch.randn(*shape, generator=random, dtype=torch.float64) for name, shape in shapes.items()}
 
 
@@ -68,15 +65,10 @@ def run(engine: str, tensors: dict[str, Tensor], **rules: Any) -> Tensor:
     )[0]  # fmt: skip
 
 
-def leaves_of(engine: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    learns = {name for name in tensors if engine != "toeplitz" or name != "bias"}
-    return {name: tensor.clone().requires_grad_(name in learns) for name, tensor in tensors.items()}
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("broken", ["key", "value"])
-@cases
+@pytest.mark.parametrize(("engine", "mask"), CASES)
 def test_what_is_not_finite_and_hidden_changes_no_output_and_no_gradient(
     engine: str, mask: str, broken: str, number: float
 ):
@@ -85,11 +77,11 @@ def test_what_is_not_finite_and_hidden_changes_no_output_and_no_gradient(
     for filler in (0.0, number):
         tensors = inputs(engine)
         tensors[broken][:, 1, BROKEN, 2] = filler
-        leaves = leaves_of(engine, tensors)
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
         output = run(engine, leaves, **rules)
         others = output.transpose(1, 2)[~sees]
         others.square().sum().backward()
-        results.append((others, {name: leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}))
+        results.append((others, {name: leaf.grad for name, leaf in leaves.items()}))
         with torch.no_grad():
             torch.testing.assert_close(run(engine, tensors, **rules), output, equal_nan=True)
     assert not output[:, 1][sees].isfinite().any() or engine == "plain" or not sees.any()
@@ -102,7 +94,7 @@ def test_what_is_not_finite_and_hidden_changes_no_output_and_no_gradient(
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["single", *ENGINES])
+@pytest.mark.parametrize("engine", CHOICES)
 def test_one_query_after_padded_keys_that_are_not_finite(engine: str):
     random = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, 2, length, 4, generator=random) for length in (1, 9, 9))

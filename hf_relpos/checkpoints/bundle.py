@@ -44,8 +44,23 @@ LICENCE = """\
 #
 """
 
-# Modules that a bundle has something else for: nothing that writes model cards has to travel with a model.
+# Modules that a bundle has something else for: what writes model cards need not travel with a model, and what is
+# compiled cannot.
 _STAND_INS = {
+    "hf_relpos.engines.cpu.fused": '''\
+"""Stands where hf_relpos has its compiled engine. Without the package the others compute the same, up to rounding."""
+
+from hf_relpos.engines.blockwise import attend
+from hf_relpos.engines.engine import Case, Engine
+
+
+def refuses(case: Case) -> str:
+    """In words: everything."""
+    return "anything by the code of a model folder: it is compiled, and comes with the package hf_relpos"
+
+
+ENGINE = Engine("fused", attend, refuses)
+''',
     "hf_relpos.checkpoints.saving": '''\
 """Stands where hf_relpos writes model cards. Without the package a model is saved as every model is."""
 

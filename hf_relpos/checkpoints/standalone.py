@@ -49,7 +49,7 @@ __all__ = ["{config}"]
 _ENTRY_OF_BUNDLE = '''\
 """The entry to the code of this model: hf_relpos {version}, in the relpos_*.py files beside this one.
 
-Where the package hf_relpos is installed, the package is used instead.
+Where the package hf_relpos is installed, the package is used instead: it also has a compiled kernel, which is faster.
 """
 
 try:
@@ -82,7 +82,8 @@ def save_standalone(
 ) -> Path:
     """Save a patched model so that it also loads without this package, with ``trust_remote_code=True``.
 
-    What it computes is the same, bit for bit. Where the package is installed, the package's code is used.
+    What it computes is the same, up to rounding: the folder carries the engines in Python, and the compiled one stays
+    with the package. Where the package is installed, the package's code is used.
 
     Args:
         model: a patched model.

@@ -1,6 +1,7 @@
 """The engines: one file each, all computing the same function. None of them knows a scheme.
 
-To add one: a file that ends in its record (:class:`hf_relpos.engines.engine.Engine`), and its place in ``ENGINES``.
+To add one: a file that ends in its record (:class:`hf_relpos.engines.engine.Engine`), its place in ``ENGINES``, and its
+name in ``hf_relpos.names``.
 """
 
 from __future__ import annotations
@@ -10,29 +11,18 @@ from torch import Tensor
 from transformers.utils import logging
 
 from hf_relpos.engines import blockwise, eager, plain, unseen
-from hf_relpos.engines.cpu import banded, dense, single, toeplitz
+from hf_relpos.engines.cpu import fused
 from hf_relpos.engines.engine import Case, Engine
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
 logger = logging.get_logger(__name__)
 
-# By name, in order of preference: "auto" runs the first that pays off and takes the case.
+# By name, in order of preference: "auto" runs the first that pays off and takes the case. Users know those of
+# `hf_relpos.names.ENGINE_NAMES`.
 ENGINES: dict[str, Engine] = {
-    engine.name: engine
-    for engine in (
-        plain.ENGINE,
-        single.ENGINE,
-        toeplitz.ENGINE,
-        banded.ENGINE,
-        dense.ENGINE,
-        eager.ENGINE,
-        blockwise.ENGINE,
-    )
+    engine.name: engine for engine in (plain.ENGINE, fused.ENGINE, eager.ENGINE, blockwise.ENGINE)
 }
-
-# What users may ask for.
-ENGINE_NAMES = ("auto", *(engine.name for engine in ENGINES.values() if engine.is_choice))
 
 
 def attend(
@@ -57,7 +47,7 @@ def attend(
         mask: who may attend to whom.
         scale: factor of the scores' dot products.
         dropout: probability with which a weight is dropped.
-        engine: one of ``ENGINE_NAMES``.
+        engine: one of ``hf_relpos.names.ENGINE_NAMES``.
         weights: whether the attention weights are wanted; only ``eager`` has them, so it then serves every engine.
 
     Returns:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from hf_relpos.masks import AttentionMask
-from hf_relpos.terms import RelativeTerms, horizon
+from hf_relpos.terms import RelativeTerms
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +29,6 @@ class Case:
         return self.query.device.type
 
     @property
-    def queries(self) -> int:
-        """Number of queries."""
-        return self.query.shape[2]
-
-    @property
     def pairs(self) -> int:
         """Number of queries times keys: of the scores of a head."""
         return self.query.shape[2] * self.key.shape[2]
@@ -43,22 +37,6 @@ class Case:
     def is_plain(self) -> bool:
         """Whether plain attention is the answer: no terms, or no numbers."""
         return self.terms.is_empty or 0 in self.query.shape
-
-    @property
-    def only_bias(self) -> bool:
-        """Whether all that is added is numbers per offset."""
-        return self.terms.query is None and self.terms.key is None and self.terms.value is None
-
-    @property
-    def bias_learns(self) -> bool:
-        """Whether the gradient of a table of biases is wanted."""
-        biases = (self.terms.bias, self.terms.native_bias)
-        return torch.is_grad_enabled() and any(bias is not None and bias.requires_grad for bias in biases)
-
-    @property
-    def horizon(self) -> int:
-        """The largest offset that a table tells apart."""
-        return max((horizon(table) for table in self.terms.tables), default=0)
 
     @property
     def has_tangents(self) -> bool:

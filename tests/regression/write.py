@@ -145,21 +145,23 @@ CASES = {
         length=120,
     ),
     "bert-decoder": Case(
-        "BertLMHeadModel", RelPosConfig(Shaw(4, value=False), native="drop", gate="none", engine="banded"), length=160
+        "BertLMHeadModel",
+        RelPosConfig(Shaw(4, value=False), native="drop", gate="none", engine="blockwise"),
+        length=160,
     ),
-    "gpt2": Case("GPT2LMHeadModel", RelPosConfig(Shaw(3, rank=2), gate="token", layers=[1], engine="dense")),
+    "gpt2": Case("GPT2LMHeadModel", RelPosConfig(Shaw(3, rank=2), gate="token", layers=[1], engine="fused")),
     "gpt2-window": Case("GPT2LMHeadModel", RelPosConfig(Shaw(3, key=False), native="drop", window=7), length=120),
     "gpt2-shared": Case(
         "GPT2LMHeadModel", RelPosConfig(Shaw(5), native="keep", gate="none", share_layers=True, engine="eager")
     ),
-    "t5": Case("T5ForConditionalGeneration", RelPosConfig(T5Bias(8, 6), engine="toeplitz"), length=100),
+    "t5": Case("T5ForConditionalGeneration", RelPosConfig(T5Bias(8, 6), engine="eager"), length=100),
     "t5-sum": Case("T5ForConditionalGeneration", RelPosConfig(_SUM, gate="token", layers=[0]), length=100),
     "mt5": Case(
         "MT5ForConditionalGeneration",
         RelPosConfig(ClippedBias(5), native="keep", gate="none", window=4, engine="blockwise"),
     ),
     "umt5": Case("UMT5ForConditionalGeneration", RelPosConfig(_SUM, native="drop", share_layers=True)),
-    "umt5-gated": Case("UMT5ForConditionalGeneration", RelPosConfig(ClippedBias(3), gate="token", engine="dense")),
+    "umt5-gated": Case("UMT5ForConditionalGeneration", RelPosConfig(ClippedBias(3), gate="token", engine="fused")),
     "standalone": Case("BertForMaskedLM", RelPosConfig(_SUM, gate="token"), kind="standalone"),
     "adapter": Case("BertForSequenceClassification", RelPosConfig([Shaw(3), T5Bias(8, 6)]), kind="adapter"),
     "checkpoint": Case("GPT2LMHeadModel", RelPosConfig(_SUM, gate="token"), kind="checkpoint"),

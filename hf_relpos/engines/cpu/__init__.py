@@ -1,1 +1,1 @@
-"""Engines for the CPU that arrange PyTorch's operators."""
+"""The engine for the CPU: a compiled kernel."""

@@ -14,24 +14,21 @@ from torch import Tensor
 
 from hf_relpos.compat import pytorch
 from hf_relpos.engines.cpu.library import DTYPES, Call, Kernel, Strided, Table, address, load
-from hf_relpos.engines.engine import Case
+from hf_relpos.engines.engine import Case, Engine
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms, add_tables
 
 # Positions beyond this are out of the kernel's reach; any window beyond it is none.
 FARTHEST = 2**40
 
-NOT_TWICE = (
-    "The engine 'fused' has no second derivatives. Use engine='eager' (or 'blockwise' for the memory), which PyTorch "
-    "can differentiate any number of times."
+NOT_DERIVED = (
+    "The engine 'fused' has no {}. Use engine='eager', or 'blockwise' for memory that grows linearly with the length: "
+    "PyTorch can differentiate them in every way."
 )
 
 
 def refuses(case: Case) -> str | None:
     """What of a case this engine cannot take exactly, in words; None if it takes it."""
-    missing = _missing()
-    if missing is not None:
-        return f"anything without its compiled kernel: {missing}"
     mask = case.mask
     tensors = (case.query, case.key, case.value, *case.terms.tables, case.terms.gate, mask.padding)
     given = [tensor for tensor in tensors if tensor is not None]
@@ -46,6 +43,9 @@ def refuses(case: Case) -> str | None:
         return f"tensors of type {next(type(tensor).__name__ for tensor in given if type(tensor) not in PLAIN)}"
     if any(tensor.device.type != "cpu" for tensor in given):
         return f"tensors on {next(tensor.device.type for tensor in given if tensor.device.type != 'cpu')!r}"
+    missing = _missing()
+    if missing is not None:
+        return f"anything without its compiled kernel: {missing}"
     if common_dtype(case.query, case.key, case.value) not in DTYPES:
         return f"queries of {case.query.dtype}"
     if mask.pattern is not None or mask.dense is not None:
@@ -292,14 +292,15 @@ def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gradients(inputs: _Inputs, wanted: list[bool]) -> list[Tensor]:
-    """Room for the gradients, each like its tensor."""
-    tensors = (
-        inputs.query, inputs.key, inputs.value, inputs.bias, inputs.native_bias, inputs.query_table, inputs.key_table,
-        inputs.value_table, inputs.gate,
+    """Room for the gradients: those of states are laid out like them, those of tables and gates are dense."""
+    states = (inputs.query, inputs.key, inputs.value)
+    others = (
+        inputs.bias, inputs.native_bias, inputs.query_table, inputs.key_table, inputs.value_table, inputs.gate
     )  # fmt: skip
+    likes = [(tensor, torch.preserve_format) for tensor in states] + [(one, torch.contiguous_format) for one in others]
     return [
-        torch.empty_like(tensor) if want and tensor is not None else inputs.query.new_empty(0)
-        for tensor, want in zip(tensors, wanted, strict=True)
+        torch.empty_like(tensor, memory_format=layout) if want and tensor is not None else inputs.query.new_empty(0)
+        for (tensor, layout), want in zip(likes, wanted, strict=True)
     ]
 
 
@@ -329,6 +330,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, output_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if pytorch.is_batched(output_gradient):
+            raise NotImplementedError(
+                NOT_DERIVED.format("batched gradients (`is_grads_batched`, or `vmap` over a backward pass)")
+            )
         *tensors, output, log_sums = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:DIFFERENTIABLE])
         gradients = torch.ops.hf_relpos.fused_attention_backward.default(
@@ -348,7 +353,7 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
-        raise NotImplementedError(NOT_TWICE)
+        raise NotImplementedError(NOT_DERIVED.format("second derivatives"))
 
 
 def _backward_recorded(*arguments: Any) -> list[Tensor]:
@@ -387,3 +392,6 @@ def _register() -> torch.library.Library:
 # A reload of this module finds the operators there.
 if not hasattr(torch.ops.hf_relpos, "fused_attention"):
     _LIBRARY = _register()
+
+
+ENGINE = Engine("fused", attend, refuses)

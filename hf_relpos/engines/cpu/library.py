@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from hf_relpos.installing import install_command
+
 logger = logging.get_logger(__name__)
 
 WINDOWS = sys.platform == "win32"
@@ -23,6 +25,11 @@ FILE = Path(__file__).with_name("kernel.native.dll" if WINDOWS else "kernel.nati
 # Numbers that stand for dtypes, and the statuses that the kernel returns.
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 OUT_OF_MEMORY = 1
+
+HOW_TO_GET = (
+    "Installing hf_relpos compiles it where there is a C++ compiler (g++, clang++ or Visual Studio): get one, then "
+    f"`{install_command()}` in a checkout of its repository"
+)
 
 
 class Strided(ctypes.Structure):
@@ -107,7 +114,21 @@ class Kernel:
 
 @cache
 def load() -> Kernel | str:
-    """The kernel, loaded once per process; or, in words, why there is none."""
+    """The kernel, loaded once per process; or, in words, why there is none and what to do: also in the log, once."""
+    found = _find()
+    if isinstance(found, Kernel):
+        return found
+    missing = f"{found}. {HOW_TO_GET}"
+    logger.warning(
+        "hf_relpos: the compiled kernel of the engine 'fused' is missing, so engine='auto' runs 'blockwise' (on short "
+        "inputs 'eager'), which is slower: %s.",
+        missing,
+    )
+    return missing
+
+
+def _find() -> Kernel | str:
+    """The kernel; or, in words, why there is none."""
     if not FILE.exists():
         return f"it was not compiled when hf_relpos was installed (there is no {FILE.name} in {FILE.parent})"
     try:
