@@ -16,8 +16,12 @@ import transformers
 import hf_relpos.patching  # noqa: F401
 
 torch.set_num_threads(1)
-# Patching asks the garbage collector who holds a config; what was imported is not worth asking thousands of times.
-gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """Patching asks the garbage collector who holds a config: not what was there before the first test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
