@@ -38,6 +38,7 @@ from hf_relpos.version import __version__
 if TYPE_CHECKING:
     from hf_relpos.checkpoints.adapters import peft_modules_to_save
     from hf_relpos.checkpoints.standalone import push_to_hub_standalone, save_standalone
+    from hf_relpos.conversion import ConversionError, FidelityReport, convert
     from hf_relpos.importers import load_relative_key
     from hf_relpos.modeling.registration import register_family
     from hf_relpos.modeling.report import PatchReport, patch_report
@@ -53,8 +54,10 @@ __all__ = [
     "ALiBi",
     "AnnealNativeGateCallback",
     "ClippedBias",
+    "ConversionError",
     "DynamicConvolution",
     "FamilyError",
+    "FidelityReport",
     "NothingPatchedError",
     "PatchReport",
     "PatchStateError",
@@ -70,6 +73,7 @@ __all__ = [
     "UnknownFieldError",
     "UnsupportedModelError",
     "__version__",
+    "convert",
     "is_patched",
     "load_relative_key",
     "patch_model",
@@ -92,6 +96,7 @@ _LAZY = {
         "hf_relpos.training",
     ),
     **dict.fromkeys(("push_to_hub_standalone", "save_standalone"), "hf_relpos.checkpoints.standalone"),
+    **dict.fromkeys(("ConversionError", "FidelityReport", "convert"), "hf_relpos.conversion"),
     "register_family": "hf_relpos.modeling.registration",
     "load_relative_key": "hf_relpos.importers",
     "peft_modules_to_save": "hf_relpos.checkpoints.adapters",

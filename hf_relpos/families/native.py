@@ -122,6 +122,10 @@ class NativeTable(NativePositions):
         """Whether an owner's table was dropped and is not there to come back."""
         return self._dropped(owner).get(self.table, self) is None
 
+    def forget(self, owner: nn.Module) -> None:
+        """Let go of a dropped table that was kept for the way back: from now on there is none."""
+        owner.__dict__[DROPPED] = {**self._dropped(owner), self.table: None}
+
     def restore(self, owner: nn.Module, like: Tensor) -> None:
         """Put back a table that was dropped, if it was.
 
@@ -163,6 +167,15 @@ class AbsoluteEmbedding(NativeTable):
     def trained_length(self, config: Any) -> int:
         """How many positions a model with a config has."""
         return self.length(config) if callable(self.length) else getattr(config, self.length)
+
+    def rows(self, owner: nn.Module) -> Tensor | None:
+        """What a model adds for each position, ``[positions, dim]``: a gated table times its gate; None if dropped."""
+        table: Any = self.table_of(owner)
+        if not isinstance(table, nn.Embedding):
+            return None
+        rows = table.weight[self._first(table) :].detach()
+        gate = getattr(table, "relpos_gate", None)
+        return rows if gate is None else rows * gate.weight.detach()
 
     def change(self, owner: nn.Module, choice: str, keep_dropped: bool) -> None:
         """Make of an owner's stock table what was chosen; one that stays then knows its bound."""

@@ -1,0 +1,187 @@
+"""``convert``: native positions out, relative ones in, and what the original says taught to the copy."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_relpos.compat import sentence_transformers as sentences
+from hf_relpos.config import RelPosLike
+from hf_relpos.conversion import admission, warm_start
+from hf_relpos.conversion.batches import Batch, Frame, Steps, beginnings
+from hf_relpos.conversion.fidelity import Examination, FidelityReport
+from hf_relpos.conversion.frame import frame_of
+from hf_relpos.conversion.labels import labels_for
+from hf_relpos.conversion.lengths import default_lengths, set_lengths
+from hf_relpos.conversion.matching import Matching
+from hf_relpos.conversion.reading import Pool, mean_of_states
+from hf_relpos.conversion.stages import Stage, Training, device_of, run_stage
+from hf_relpos.conversion.student import make_student
+from hf_relpos.conversion.texts import Texts, read_documents, split
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_WATCHED_TOKENS = 16_384  # read by the warm start, about
+
+
+def convert(
+    model: Model,
+    relpos: RelPosLike,
+    texts: Texts,
+    tokenizer: Any = None,
+    *,
+    column: str = "text",
+    lengths: Sequence[int] | None = None,
+    steps: Sequence[int] = (100, 400),
+    batch_tokens: int = 2048,
+    learning_rates: Sequence[float] = (2e-2, 3e-4, 3e-3),
+    matching: Matching | None = None,
+    start: str = "texts",
+    target: float | None = None,
+    seed: int = 0,
+    output_dir: str | Path | None = None,
+    resume: bool = False,
+    training_arguments: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> Model:
+    """A copy of a model with relative positions in place of its own, which says what the model says and reads longer.
+
+    The original is the teacher, so no labels are needed: what its layers make of the texts is what the copy learns to
+    make of them. First its tables and gates learn alone, then its layers as well.
+
+    Args:
+        model: a model of Transformers of a supported family, with any head, or a ``SentenceTransformer``. Its positions
+            may be those of its family, or relative ones already. It stays as it is; during the training it is in eval
+            mode and on the training's device.
+        relpos: a scheme config, a scheme's name, several of these, or a :class:`RelPosConfig` with ``native="drop"``.
+        texts: without labels: a text file with an empty line between two texts, a data set of ``datasets`` or the id of
+            one, or anything that gives strings.
+        tokenizer: the model's; a ``SentenceTransformer`` has one itself. Its ``model_max_length`` is raised to the
+            longest of ``lengths``.
+        column: the column of a data set that has the texts.
+        lengths: of the sequences to learn from, in tokens with the special ones; each step draws one. By default from
+            an eighth of what the model reads to three times that. Beyond what it reads, the model reads overlapping
+            windows, and the copy learns what it says of their middles.
+        steps: how many for the tables and gates alone, and how many for everything; 0 leaves a stage out.
+        batch_tokens: tokens per step, about.
+        learning_rates: the highest: of tables and gates in the first stage; of the layers in the second; of tables and
+            gates in the second.
+        matching: what is matched, and how much each part counts.
+        start: where the tables start: from what positions do to the model's scores while it reads some of the texts
+            (``"texts"``) or tokens of its vocabulary (``"data-free"``), or from their scheme's own values
+            (``"zeros"``).
+        target: a stage ends once the cosine of the embeddings is at least this at each length that the model reads.
+        seed: of everything that is drawn. On one machine, equal seeds give equal models.
+        output_dir: for checkpoints, where ``training_arguments`` has a ``save_strategy``.
+        resume: go on from the last checkpoint there, if there is one.
+        training_arguments: for ``TrainingArguments``, for one ``{"bf16": True}``, or ``{"save_strategy": "steps",
+            "save_steps": 50}``.
+        progress: show a progress bar, with the agreement so far.
+
+    Returns:
+        The copy, of the kind that was given and in eval mode. Its ``relpos_fidelity`` is the
+        :class:`hf_relpos.conversion.FidelityReport` on texts that were held out.
+
+    Raises:
+        ConversionError: (a ``ValueError``) for what cannot be converted, texts that cannot be read, a tokenizer of
+            another vocabulary, or a wrong setting.
+        UnsupportedModelError: (a ``TypeError``) if it is no such model.
+        RelPosConfigError: (a ``ValueError``) for a wrong choice.
+        NothingPatchedError: (a ``ValueError``) if the model's positions cannot be dropped.
+    """
+    begun = time.perf_counter()
+    config = admission.choices_of(relpos)
+    inner = admission.transformer_of(model)
+    family = admission.check_model(inner, config)
+    if tokenizer is None and sentences.is_sentence_model(model):
+        tokenizer = model.tokenizer
+    admission.check_tokenizer(tokenizer, inner)
+    frame = frame_of(inner, family, tokenizer)
+    lengths = tuple(default_lengths(frame.reach) if lengths is None else lengths)
+    admission.check_settings(
+        lengths=lengths, steps=steps, batch_tokens=batch_tokens, learning_rates=learning_rates, start=start,
+        target=target, special=frame.special,
+    )  # fmt: skip
+    stages = (
+        Stage("tables", steps[0], None, learning_rates[0]),
+        Stage("all", steps[1], learning_rates[1], learning_rates[2]),
+    )
+    training = Training(output_dir, resume, seed, matching or Matching(), training_arguments or {}, target, progress)
+    device = device_of(training)
+    documents = read_documents(texts, tokenizer, max(batch_tokens * sum(steps), 2 * _WATCHED_TOKENS), column)
+    learned, held_out = split(documents, seed)
+    exam = Examination.of(
+        held_out, frame, sorted(set(lengths)), batch_tokens, labels_for(inner, frame, tokenizer, seed)
+    )
+
+    watched = _watched(learned, frame, start, lengths, inner, seed)
+    with _as_teacher(inner, device):
+        student, seen = make_student(inner, config, lambda original: warm_start.watch(original, watched), device)
+        warm_start.fold_mean_position(student, inner)
+        if start != "zeros":
+            warm_start.start_tables(student, seen)
+        pool: Pool = partial(sentences.embed, model) if sentences.is_sentence_model(model) else mean_of_states
+        report = FidelityReport(exam.measure("start", student, inner, pool))
+        for stage in stages:
+            if stage.steps:
+                data = partial(Steps, learned, frame, lengths, batch_tokens, stage.steps, f"{seed} {stage.name}")
+                run_stage(stage, student, inner, pool, training, data, exam)
+                report.rows += exam.measure(stage.name, student, inner, pool)
+    report.seconds = time.perf_counter() - begun
+    return _finished(model, inner, student, tokenizer, max(lengths), report)
+
+
+def _watched(
+    documents: Sequence[Sequence[int]], frame: Frame, start: str, lengths: Sequence[int], model: Any, seed: int
+) -> list[Batch]:
+    """Sequences to watch the original with: full ones of texts, or of tokens drawn from its vocabulary."""
+    if start == "zeros":
+        return []
+    length = min(max(lengths), frame.reach or max(lengths))
+    size, draw = length - frame.special, random.Random(f"{seed} watched")
+    rows = max(1, _WATCHED_TOKENS // length)
+    if start == "data-free":
+        words = model.get_input_embeddings().weight.shape[0]
+        contents = [[draw.randrange(words)] * size for _ in range(rows)]
+    else:
+        contents = beginnings(draw.sample(documents, len(documents)), size, rows)
+        contents = [ids for ids in contents if len(ids) == size]
+    return [frame.batch(contents[first : first + 4]) for first in range(0, len(contents), 4)]
+
+
+@contextmanager
+def _as_teacher(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
+    """Have a model on a device and in eval mode for a while."""
+    modes = [(module, module.training) for module in model.modules()]
+    before = model.device
+    model.to(device).eval()
+    try:
+        yield
+    finally:
+        model.to(before)
+        for module, mode in modes:
+            module.training = mode
+
+
+def _finished(
+    model: Any, inner: PreTrainedModel, student: PreTrainedModel, tokenizer: Any, longest: int, report: FidelityReport
+) -> Any:
+    """What is handed back: the student as the original was, or in a copy of the sentence model around it."""
+    student.requires_grad_(True).to(inner.device, inner.dtype).eval()
+    whole: Any = student
+    if model is not inner:
+        whole = copy.deepcopy(model, {id(inner): student})
+        tokenizer = whole.tokenizer
+    set_lengths(whole, student, tokenizer, longest)
+    whole.relpos_fidelity = report
+    return whole

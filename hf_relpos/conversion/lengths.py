@@ -1,0 +1,39 @@
+"""How long a text may be: what a model, its tokenizer and a sentence model say of it after a conversion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_relpos.compat import sentence_transformers as sentences
+
+# Of models whose length is not bounded: as T5 was trained.
+_UNBOUNDED = 512
+
+
+def default_lengths(reach: int | None) -> tuple[int, ...]:
+    """The lengths to learn at, for an original that reads so far: up to there, and three times beyond.
+
+    Lengths that occur more than once are read more often.
+    """
+    full = reach or _UNBOUNDED
+    return (full // 8, full // 4, full // 2, full, full, 2 * full, 3 * full)
+
+
+def set_lengths(model: Any, inner: PreTrainedModel, tokenizer: Any, longest: int) -> None:
+    """Let everything that bounds a text's length say the longest that was learned, where it said less.
+
+    Args:
+        model: the converted model; or the sentence model around it.
+        inner: the converted model.
+        tokenizer: its tokenizer.
+        longest: in tokens.
+    """
+    trained = inner.relpos_family.trained_length(inner.config)
+    if trained is not None and trained < longest:
+        # Some configs count rows before position 0 too (RoBERTa's).
+        inner.config.max_position_embeddings += longest - trained
+    tokenizer.model_max_length = max(tokenizer.model_max_length, longest)
+    if sentences.is_sentence_model(model) and model.max_seq_length is not None:
+        model.max_seq_length = max(model.max_seq_length, longest)
