@@ -329,8 +329,8 @@ def test_a_standalone_repo_loads_without_the_package(hub, run, settings, tmp_pat
         },
     }
     outcomes = test_standalone.without_package(tmp_path, tasks, **settings)
-    exact = {"class": "RelPosBertForMaskedLM", "equal": True, "recorded": True, "generated": True}
-    assert outcomes["head"] == exact
+    assert outcomes["head"].pop("off") <= 1e-5
+    assert outcomes["head"] == {"class": "RelPosBertForMaskedLM", "recorded": True, "generated": True}
     assert "Tokenizer" in outcomes["tokenizer"]
     assert outcomes["dev"] == "RelPosBertModel"
     assert "me/code" in outcomes["stranger"]
