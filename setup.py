@@ -14,7 +14,7 @@ from setuptools.command.build_ext import build_ext
 FLAGS = {
     "msvc": ["/std:c++17", "/O2", "/openmp:experimental", "/EHs-c-"],
     "unix": [
-        "-std=c++17", "-O3", "-g0", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions",
+        "-std=c++17", "-O2", "-g0", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions",
         "-fno-rtti", "-fvisibility=hidden",
     ],
 }  # fmt: skip

@@ -33,12 +33,10 @@
 #define EXPORT extern "C" __declspec(dllexport)
 #define INLINE __forceinline
 #define RESTRICT __restrict
-#define INLINE_LAMBDA
 #else
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #define INLINE inline __attribute__((always_inline))
 #define RESTRICT __restrict__
-#define INLINE_LAMBDA __attribute__((always_inline))
 #endif
 
 // Instruction sets are chosen when the library is loaded: a function with this mark exists once for each. What it
@@ -419,6 +417,8 @@ struct Span {
     i64 low, high;
 
     i64 width() const { return high - low + 1; }
+    // From row to row over these offsets: products are slower where rows start at any number.
+    i64 stride() const { return (width() + 15) / 16 * 16; }
     bool operator==(Span other) const { return low == other.low && high == other.high; }
     // The offsets of this span that a table with this horizon tells apart; one at least.
     Span told_apart(i64 horizon) const {
@@ -525,23 +525,8 @@ INLINE const T* draw_row(const Dropout& dropout, std::uint32_t sequence, i64 que
 // Rows of scores
 // ---------------------------------------------------------------------------------------------------------------------
 
-// What a part of a row gets: the same number for each key, or one number for each.
 template <class T>
-struct Same {
-    T number;
-    INLINE T operator[](i64) const { return number; }
-    INLINE Same minus(T other) const { return {number - other}; }
-};
-template <class T>
-struct Each {
-    const T* numbers;
-    T less = 0;
-    INLINE T operator[](i64 j) const { return numbers[j] - less; }
-    INLINE Each minus(T other) const { return {numbers, less + other}; }
-};
-
-template <class T, class Added>
-INLINE T largest(const T* RESTRICT scores, i64 count, Added added, T at_least) {
+INLINE T largest(const T* RESTRICT scores, const T* RESTRICT added, i64 count, T at_least) {
     T most = at_least;
 #pragma omp simd reduction(max : most)
     for (i64 j = 0; j < count; ++j) {
@@ -552,16 +537,28 @@ INLINE T largest(const T* RESTRICT scores, i64 count, Added added, T at_least) {
 }
 
 // Scores become exponentials; returns their sum.
-template <class T, class Added>
-INLINE T exponentiate(T* RESTRICT scores, i64 count, Added added) {
+template <class T>
+INLINE T exponentiate(T* RESTRICT scores, const T* RESTRICT added, i64 count, T shift) {
     T total = 0;
 #pragma omp simd reduction(+ : total)
     for (i64 j = 0; j < count; ++j) {
-        const T e = exponential(scores[j] + added[j]);
+        const T e = exponential(scores[j] + added[j] - shift);
         scores[j] = e;
         total += e;
     }
     return total;
+}
+
+template <class T>
+INLINE void fill(T* to, i64 count, T number) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) to[j] = number;
+}
+
+template <class T>
+INLINE void copy(T* RESTRICT to, const T* RESTRICT numbers, i64 count) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) to[j] = numbers[j];
 }
 
 template <class T>
@@ -614,28 +611,20 @@ struct OffsetRows {
     INLINE T* row(i64 i) const { return data + i * stride; }
 };
 
-// Adds a row to sums per offset: each end of the row, of which the sums are given, to one number, its middle where it
-// belongs.
-template <class T>
-INLINE void add_per_offset(T* mass, Span span, const Parts& parts, i64 middle, const T* numbers, T left, T right) {
-    mass[0] += left;
-    add(mass + middle, numbers + parts.left, parts.right - parts.left);
-    mass[span.width() - 1] += right;
-}
-
 // What both passes know of a block of scores.
 template <class T>
 struct ScoreRows {
     Block block;
     Sight sight;
-    Span span;                      // offsets that the rows below are over
-    OffsetRows<const T> relative;   // added to the scores; or nothing
-    OffsetRows<T> mass;             // sums of the kept weights per offset; or nothing
-    const std::uint8_t* tokens;     // of the block's first key; null where all are
+    Span span;                     // offsets that the rows below are over
+    OffsetRows<const T> relative;  // added to the scores; or nothing
+    OffsetRows<T> mass;            // sums of the kept weights per offset; or nothing
+    const std::uint8_t* tokens;    // of the block's first key; null where all are
     Dropout dropout;
     std::uint32_t sequence;  // batch and head, for dropout
     i64 first_query;
     T* factors;  // room for a row of dropout's factors
+    T* added;    // room for a row of what is added to the scores
     i64 stride;  // from row to row of scores
 
     INLINE i64 columns() const { return block.keys.size(); }
@@ -644,159 +633,150 @@ struct ScoreRows {
         if (parts.left == parts.right) return 0;
         return block.keys.begin + parts.left - (block.first_position + row) - span.low;
     }
-    INLINE void hide_padding(T* scores, const Parts& parts) const {
+    // The columns that a row is computed in: those that it sees, and on both sides what makes whole vectors of them. One
+    // number at a time, a row's ends would take as long as the rest of a short row.
+    INLINE Range computed(const Parts& parts) const {
+        constexpr i64 VECTOR = Pieces::ALIGNMENT / static_cast<i64>(sizeof(T));
+        return {parts.begin / VECTOR * VECTOR, (parts.end + VECTOR - 1) / VECTOR * VECTOR};
+    }
+    // Lays a row over offsets out over the computed columns; those that are hidden get another number.
+    INLINE void lay_out(const T* numbers, i64 row, const Parts& parts, Range range, T hidden, T* to) const {
+        const T low = numbers ? numbers[0] : T(0), high = numbers ? numbers[span.width() - 1] : T(0);
+        fill(to + range.begin, parts.begin - range.begin, hidden);
+        fill(to + parts.begin, parts.left - parts.begin, low);
+        if (numbers) {
+            copy(to + parts.left, numbers + middle(row, parts), parts.right - parts.left);
+        } else {
+            fill(to + parts.left, parts.right - parts.left, T(0));
+        }
+        fill(to + parts.right, parts.end - parts.right, high);
+        fill(to + parts.end, range.end - parts.end, hidden);
+    }
+    // What is added to a row of scores, in `added`: minus infinity where a key is hidden.
+    INLINE void lay_out_added(i64 row, const Parts& parts, Range range) const {
+        lay_out(relative ? relative.row(row) : nullptr, row, parts, range, -infinity<T>(), added);
         if (!tokens) return;
 #pragma omp simd
-        for (i64 j = parts.begin; j < parts.end; ++j) scores[j] = tokens[j] ? scores[j] : -infinity<T>();
+        for (i64 j = parts.begin; j < parts.end; ++j) added[j] = tokens[j] ? added[j] : -infinity<T>();
+    }
+    // Zeros where a row is computed and hidden: a product may have left anything there, and beyond the block nothing has
+    // been.
+    INLINE void clear_computed(T* row, const Parts& parts, Range range) const {
+        fill(row + range.begin, parts.begin - range.begin, T(0));
+        fill(row + parts.end, range.end - parts.end, T(0));
     }
     INLINE void clear_hidden(T* row, const Parts& parts) const {
-        std::fill(row, row + parts.begin, T(0));
-        std::fill(row + parts.end, row + columns(), T(0));
+        fill(row, parts.begin, T(0));
+        fill(row + parts.end, columns() - parts.end, T(0));
+    }
+    // Adds a row to sums per offset: each end of the row to one number, its middle where it belongs.
+    INLINE void add_per_offset(const OffsetRows<T>& sums, const T* numbers, i64 row, const Parts& parts) const {
+        T* to = sums.row(row);
+        to[0] += sum(numbers + parts.begin, parts.left - parts.begin);
+        add(to + middle(row, parts), numbers + parts.left, parts.right - parts.left);
+        to[span.width() - 1] += sum(numbers + parts.right, parts.end - parts.right);
     }
     INLINE const T* draw(i64 row) const { return draw_row(dropout, sequence, first_query + row, block.keys, factors); }
 };
 
 template <class T>
 struct SoftmaxRows : ScoreRows<T> {
-    T* scores;          // [rows, columns], become the kept weights, times the row's sum
-    T* largest;         // [rows] so far
-    T* sums;            // [rows] so far
-    T* output;          // [rows, value_dim] so far
+    T* scores;   // [rows, columns], become the kept weights, times the row's sum
+    T* largest;  // [rows] so far
+    T* sums;     // [rows] so far
+    T* output;   // [rows, value_dim] so far
     i64 value_dim;
     bool first;  // nothing is in `output` and `mass` yet
 };
 
 template <class T>
 INLINE void softmax(const SoftmaxRows<T>& rows) {
-    const i64 last = rows.span.width() - 1;
     for (i64 i = 0; i < rows.block.rows; ++i) {
         T* scores = rows.scores + i * rows.stride;
         const Parts parts = parts_of(rows.block, i, rows.sight, rows.span);
-        rows.clear_hidden(scores, parts);
-        if (parts.begin == parts.end) continue;
-        rows.hide_padding(scores, parts);
-
-        const i64 middle = rows.middle(i, parts), left = parts.left - parts.begin, band = parts.right - parts.left,
-                  right = parts.end - parts.right;
-        const T* numbers = rows.relative ? rows.relative.row(i) : nullptr;
-        const Same<T> below{numbers ? numbers[0] : T(0)}, above{numbers ? numbers[last] : T(0)};
-        const Each<T> between{numbers + (numbers ? middle : 0)};
-
-        T most = largest(scores + parts.begin, left, below, rows.largest[i]);
-        if (numbers) {
-            most = largest(scores + parts.left, band, between, most);
-        } else {
-            most = largest(scores + parts.left, band, Same<T>{0}, most);
+        if (parts.begin == parts.end) {
+            rows.clear_hidden(scores, parts);
+            continue;
         }
-        most = largest(scores + parts.right, right, above, most);
-
+        const Range range = rows.computed(parts);
+        rows.clear_computed(scores, parts, range);
+        rows.lay_out_added(i, parts, range);
+        const T* added = rows.added + range.begin;
+        const T most = largest(scores + range.begin, added, range.size(), rows.largest[i]);
         // Nothing but minus infinity (padding) or NaN so far: the former are no weights, the latter stay NaN.
         const T shift = most == -infinity<T>() ? T(0) : most;
-        T sum_left = exponentiate(scores + parts.begin, left, below.minus(shift));
-        const T sum_band = numbers ? exponentiate(scores + parts.left, band, between.minus(shift))
-                                   : exponentiate(scores + parts.left, band, Same<T>{-shift});
-        T sum_right = exponentiate(scores + parts.right, right, above.minus(shift));
+        const T total = exponentiate(scores + range.begin, added, range.size(), shift);
+        rows.clear_hidden(scores, parts);
 
         const T rescale = rows.largest[i] == -infinity<T>() ? T(0) : exponential(rows.largest[i] - shift);
-        rows.sums[i] = rows.sums[i] * rescale + (sum_left + sum_band + sum_right);
+        rows.sums[i] = rows.sums[i] * rescale + total;
         rows.largest[i] = most;
-        if (rows.dropout.active()) {
-            multiply_by(scores, rows.draw(i), rows.columns());
-            sum_left = sum(scores + parts.begin, left);
-            sum_right = sum(scores + parts.right, right);
-        }
+        if (rows.dropout.active()) multiply_by(scores, rows.draw(i), rows.columns());
         if (!rows.first && rescale != T(1)) {
             scale_by(rows.output + i * rows.value_dim, rows.value_dim, rescale);
-            if (rows.mass) scale_by(rows.mass.row(i), last + 1, rescale);
+            if (rows.mass) scale_by(rows.mass.row(i), rows.span.width(), rescale);
         }
-        if (rows.mass) add_per_offset(rows.mass.row(i), rows.span, parts, middle, scores, sum_left, sum_right);
+        if (rows.mass) rows.add_per_offset(rows.mass, scores, i, parts);
     }
 }
 
 template <class T>
 struct GradientRows : ScoreRows<T> {
-    T* scores;                   // [rows, columns], become the kept weights
-    T* gradients;                // [rows, columns]: output gradient . value, become the gradients of the scores
-    OffsetRows<const T> mixed;   // output gradient . value table, over offsets; or nothing
-    OffsetRows<T> score_mass;    // sums of the scores' gradients per offset; or nothing
-    const T* log_sums;           // [rows]
-    const T* deltas;             // [rows]: output gradient . output
+    T* scores;                  // [rows, columns], become the kept weights
+    T* gradients;               // [rows, columns]: output gradient . value, become the gradients of the scores
+    OffsetRows<const T> mixed;  // output gradient . value table, over offsets; or nothing
+    T* mixed_in;                // room for a row of it
+    OffsetRows<T> score_mass;   // sums of the scores' gradients per offset; or nothing
+    const T* log_sums;          // [rows]
+    const T* deltas;            // [rows]: output gradient . output
 };
 
-template <class T>
-struct Sums {
-    T weights, gradients;
-};
-
-// Scores become the kept weights, and gradients of weights those of scores; returns the sums of both.
-template <class T, class Added, class Mixed>
-INLINE Sums<T> differentiate(T* RESTRICT scores, T* RESTRICT gradients, i64 count, Added added, Mixed mixed, T delta,
-                             const T* factors) {
-    T sum_weights = 0, sum_gradients = 0;
-    if (factors) {
-#pragma omp simd reduction(+ : sum_weights, sum_gradients)
-        for (i64 j = 0; j < count; ++j) {
-            const T weight = exponential(scores[j] + added[j]), kept = weight * factors[j];
-            const T gradient = ((gradients[j] + mixed[j]) * factors[j] - delta) * weight;
-            scores[j] = kept;
-            gradients[j] = gradient;
-            sum_weights += kept;
-            sum_gradients += gradient;
-        }
-        return {sum_weights, sum_gradients};
-    }
-#pragma omp simd reduction(+ : sum_weights, sum_gradients)
+// Scores become the kept weights, and gradients of weights those of scores.
+template <bool MIXED, bool DROPPED, class T>
+INLINE void differentiate(T* RESTRICT scores, T* RESTRICT gradients, i64 count, const T* RESTRICT added,
+                          const T* RESTRICT mixed, const T* RESTRICT factors, T log_sum, T delta) {
+#pragma omp simd
     for (i64 j = 0; j < count; ++j) {
-        const T weight = exponential(scores[j] + added[j]);
-        const T gradient = (gradients[j] + (mixed[j] - delta)) * weight;
+        const T weight = exponential(scores[j] + added[j] - log_sum);
+        T gradient = gradients[j];
+        if constexpr (MIXED) gradient += mixed[j];
+        if constexpr (DROPPED) gradient *= factors[j];
+        gradients[j] = (gradient - delta) * weight;
         scores[j] = weight;
-        gradients[j] = gradient;
-        sum_weights += weight;
-        sum_gradients += gradient;
+        if constexpr (DROPPED) scores[j] *= factors[j];
     }
-    return {sum_weights, sum_gradients};
 }
 
-template <class T>
+template <bool MIXED, bool DROPPED, class T>
 INLINE void differentiate(const GradientRows<T>& rows) {
-    const i64 last = rows.span.width() - 1;
     for (i64 i = 0; i < rows.block.rows; ++i) {
         T* scores = rows.scores + i * rows.stride;
         T* gradients = rows.gradients + i * rows.stride;
         const Parts parts = parts_of(rows.block, i, rows.sight, rows.span);
+        if (parts.begin < parts.end) {
+            const Range range = rows.computed(parts);
+            rows.clear_computed(scores, parts, range);
+            rows.clear_computed(gradients, parts, range);
+            rows.lay_out_added(i, parts, range);
+            if (MIXED) rows.lay_out(rows.mixed.row(i), i, parts, range, T(0), rows.mixed_in);
+            const T* factors = DROPPED ? rows.draw(i) : rows.added;
+            differentiate<MIXED, DROPPED>(scores + range.begin, gradients + range.begin, range.size(),
+                                          rows.added + range.begin, rows.mixed_in + range.begin,
+                                          factors + range.begin, rows.log_sums[i], rows.deltas[i]);
+            if (rows.mass) rows.add_per_offset(rows.mass, scores, i, parts);
+            if (rows.score_mass) rows.add_per_offset(rows.score_mass, gradients, i, parts);
+        }
         rows.clear_hidden(scores, parts);
         rows.clear_hidden(gradients, parts);
-        if (parts.begin == parts.end) continue;
-        rows.hide_padding(scores, parts);
+    }
+}
 
-        const i64 middle = rows.middle(i, parts);
-        const T* numbers = rows.relative ? rows.relative.row(i) : nullptr;
-        const T* mixed = rows.mixed ? rows.mixed.row(i) : nullptr;
-        const T* factors = rows.dropout.active() ? rows.draw(i) : nullptr;
-        const T log_sum = rows.log_sums[i], delta = rows.deltas[i];
-        const auto part = [&](i64 begin, i64 end, auto added, auto mixed_in) INLINE_LAMBDA {
-            return differentiate(scores + begin, gradients + begin, end - begin, added, mixed_in, delta,
-                                 factors ? factors + begin : nullptr);
-        };
-
-        const Sums<T> left = part(parts.begin, parts.left, Same<T>{(numbers ? numbers[0] : T(0)) - log_sum},
-                                  Same<T>{mixed ? mixed[0] : T(0)});
-        const Same<T> no_numbers{-log_sum}, not_mixed{0};
-        if (numbers && mixed) {
-            part(parts.left, parts.right, Each<T>{numbers + middle, log_sum}, Each<T>{mixed + middle});
-        } else if (numbers) {
-            part(parts.left, parts.right, Each<T>{numbers + middle, log_sum}, not_mixed);
-        } else if (mixed) {
-            part(parts.left, parts.right, no_numbers, Each<T>{mixed + middle});
-        } else {
-            part(parts.left, parts.right, no_numbers, not_mixed);
-        }
-        const Sums<T> right = part(parts.right, parts.end, Same<T>{(numbers ? numbers[last] : T(0)) - log_sum},
-                                   Same<T>{mixed ? mixed[last] : T(0)});
-
-        if (rows.mass) add_per_offset(rows.mass.row(i), rows.span, parts, middle, scores, left.weights, right.weights);
-        if (rows.score_mass)
-            add_per_offset(rows.score_mass.row(i), rows.span, parts, middle, gradients, left.gradients, right.gradients);
+template <class T>
+INLINE void differentiate(const GradientRows<T>& rows) {
+    if (rows.dropout.active()) {
+        rows.mixed ? differentiate<true, true>(rows) : differentiate<false, true>(rows);
+    } else {
+        rows.mixed ? differentiate<true, false>(rows) : differentiate<false, false>(rows);
     }
 }
 
@@ -973,15 +953,15 @@ OffsetRows<const T> rows_on_scores(const Tables<T>& tables, i64 head, Span span,
     const Span own = span.told_apart(tables.query.horizon);
     if (tables.query) {
         const Matrix<const T> table{tables.query.row(head, own.low), std::max<i64>(1, dim), TRANSPOSED};
-        multiply(rows, own.width(), dim, scale, query, table, T(0), {room.products, own.width()});
-        if (own == span && !tables.bias && !tables.native_bias && !gates) return {room.products, span.width()};
+        multiply(rows, own.width(), dim, scale, query, table, T(0), {room.products, own.stride()});
+        if (own == span && !tables.bias && !tables.native_bias && !gates) return {room.products, span.stride()};
     }
     const i64 width = span.width(), count = tables.per_query() ? rows : 1;
     for (i64 i = 0; i < count; ++i) {
-        T* plain = room.plain + i * width;
-        T* gated = room.gated + i * width;
+        T* plain = room.plain + i * span.stride();
+        T* gated = room.gated + i * span.stride();
         std::fill_n(plain, width, T(0));
-        if (tables.query) spread(plain, span, room.products + i * own.width(), own, T(1));
+        if (tables.query) spread(plain, span, room.products + i * own.stride(), own, T(1));
         if (tables.bias) {
             const Span told = span.told_apart(tables.bias.horizon);
             spread(plain, span, tables.bias.row(head, told.low), told, T(1));
@@ -994,7 +974,7 @@ OffsetRows<const T> rows_on_scores(const Tables<T>& tables, i64 head, Span span,
             spread(gated, span, tables.native_bias.row(head, told.low), told, T(1));
         }
     }
-    return {room.gated, tables.per_query() ? width : 0};
+    return {room.gated, tables.per_query() ? span.stride() : 0};
 }
 
 // output gradient . value table for a block of queries, over the offsets of `span`, gated. Left in `room.products` over
@@ -1006,20 +986,20 @@ OffsetRows<const T> rows_on_values(const Tables<T>& tables, i64 head, Span span,
     if (!tables.value) return {};
     const Span own = span.told_apart(tables.value.horizon);
     const Matrix<const T> table{tables.value.row(head, own.low), std::max<i64>(1, dim), TRANSPOSED};
-    multiply(rows, own.width(), dim, T(1), output_gradient, table, T(0), {room.products, own.width()});
-    if (own == span && !gates) return {room.products, span.width()};
-    std::fill_n(room.gated, rows * span.width(), T(0));
+    multiply(rows, own.width(), dim, T(1), output_gradient, table, T(0), {room.products, own.stride()});
+    if (own == span && !gates) return {room.products, span.stride()};
+    std::fill_n(room.gated, rows * span.stride(), T(0));
     for (i64 i = 0; i < rows; ++i)
-        spread(room.gated + i * span.width(), span, room.products + i * own.width(), own, gates ? gates[i] : T(1));
-    return {room.gated, span.width()};
+        spread(room.gated + i * span.stride(), span, room.products + i * own.stride(), own, gates ? gates[i] : T(1));
+    return {room.gated, span.stride()};
 }
 
 // The mass of a block of queries over the offsets that a table tells apart: `mass` itself, or in `room`.
 template <class T>
 T* collected(T* mass, Span span, Span own, i64 rows, T* room) {
     if (own == span) return mass;
-    std::fill_n(room, rows * own.width(), T(0));
-    for (i64 i = 0; i < rows; ++i) collect(room + i * own.width(), own, mass + i * span.width(), span, T(1));
+    std::fill_n(room, rows * own.stride(), T(0));
+    for (i64 i = 0; i < rows; ++i) collect(room + i * own.stride(), own, mass + i * span.stride(), span, T(1));
     return room;
 }
 
@@ -1134,7 +1114,7 @@ class Attention {
     // The widest span of offsets that a block meets.
     i64 widest() const {
         const i64 offsets = size_.rows + call_.keys - 1;
-        return std::min(2 * tables_.horizon + 1, offsets);
+        return Span{1, std::min(2 * tables_.horizon + 1, offsets)}.stride();
     }
     i64 widest_on_keys() const {
         return tables_.key ? std::min(2 * tables_.key.horizon + 1, size_.rows + size_.columns - 1) : 0;
@@ -1205,7 +1185,7 @@ class Forward : Attention<E, T> {
         RowsRoom<T> relative;
         T *mass, *own_mass;
         T* key_products;
-        T* factors;
+        T *factors, *added;
 
         Room(Pieces& pieces, const Forward& f)
             : query(pieces.take<T>(f.size_.rows * f.call_.head_dim)),
@@ -1216,7 +1196,7 @@ class Forward : Attention<E, T> {
               relative(pieces, f.size_.rows, f.widest()), mass(pieces.take<T>(f.size_.rows * f.widest())),
               own_mass(pieces.take<T>(f.size_.rows * f.widest())),
               key_products(pieces.take<T>(f.widest_on_keys() * f.size_.columns)),
-              factors(pieces.take<T>(f.size_.columns + 2 * DECISIONS)) {}
+              factors(pieces.take<T>(f.size_.columns + 2 * DECISIONS)), added(pieces.take<T>(f.stride())) {}
     };
 
     void attend(Room& room, i64 batch, i64 head, i64 first_query) const {
@@ -1246,13 +1226,14 @@ class Forward : Attention<E, T> {
         softmax.relative =
             rows_on_scores(tables_, head, span, rows, dim, scale_, query, gates, multiply_, room.relative);
         if (tables_.value) {
-            softmax.mass = {room.mass, span.width()};
-            std::fill_n(room.mass, rows * span.width(), T(0));
+            softmax.mass = {room.mass, span.stride()};
+            std::fill_n(room.mass, rows * span.stride(), T(0));
         }
         softmax.dropout = this->dropout_;
         softmax.sequence = this->sequence(batch, head);
         softmax.first_query = first_query;
         softmax.factors = room.factors;
+        softmax.added = room.added;
         softmax.stride = this->stride();
         softmax.scores = room.scores;
         softmax.largest = room.largest;
@@ -1285,9 +1266,9 @@ class Forward : Attention<E, T> {
             const Span own = span.told_apart(tables_.value.horizon);
             T* mass = collected(room.mass, span, own, rows, room.own_mass);
             if (gates)
-                for (i64 i = 0; i < rows; ++i) scale_by(mass + i * own.width(), own.width(), gates[i]);
+                for (i64 i = 0; i < rows; ++i) scale_by(mass + i * own.stride(), own.width(), gates[i]);
             const i64 stride = std::max<i64>(1, value_dim);
-            multiply_(rows, value_dim, own.width(), T(1), {mass, own.width()},
+            multiply_(rows, value_dim, own.width(), T(1), {mass, own.stride()},
                       {tables_.value.row(head, own.low), stride}, T(1), {room.output, stride});
         }
         finish(room, batch, head, first_query, rows);
@@ -1317,7 +1298,7 @@ class Forward : Attention<E, T> {
 // Backward
 // ---------------------------------------------------------------------------------------------------------------------
 
-// A task is a sequence, a head of the keys, and a piece of the keys: it owns their gradients. It goes through the
+// A task is a sequence, some heads of the keys, and a piece of the keys: it owns their gradients. It goes through the
 // queries of all heads that share these keys. What several tasks add to (the gradients of queries, tables and gates) is
 // kept apart, a share for each, and summed in the end in the order of the tasks.
 template <class E, class T>
@@ -1329,6 +1310,8 @@ class Backward : Attention<E, T> {
         const i64 wanted = std::min(pieces_of(ENOUGH_TASKS, sequences), pieces_of(call.keys, size_.columns));
         piece_ = pieces_of(pieces_of(std::max<i64>(1, call.keys), std::max<i64>(1, wanted)), 64) * 64;
         pieces_ = std::max<i64>(1, pieces_of(call.keys, piece_));
+        together_ = std::clamp<i64>(pieces_ * sequences / MANY_TASKS, 1, std::max<i64>(1, call.key_heads));
+        parts_ = pieces_of(call.key_heads, together_);
     }
 
     Status run() {
@@ -1340,12 +1323,13 @@ class Backward : Attention<E, T> {
         Pieces of_shares(memory.data() + counted.used() * workers(call_));
         const Shares shares(of_shares, *this);
         // The first piece of the keys is the most work where attention is causal, so it comes first.
-        const i64 sequences = call_.batch * call_.key_heads;
-        ::run(call_, sequences * pieces_, [&](i64 worker, i64 task) {
+        ::run(call_, pieces_ * call_.batch * parts_, [&](i64 worker, i64 task) {
             Pieces pieces(memory.data() + worker * counted.used());
             Room room(pieces, *this);
-            const i64 sequence = task % sequences;
-            differentiate_piece(room, shares, sequence / call_.key_heads, sequence % call_.key_heads, task / sequences);
+            const i64 part = task % parts_, batch = task / parts_ % call_.batch, piece = task / parts_ / call_.batch;
+            const i64 last = std::min(call_.key_heads, (part + 1) * together_);
+            for (i64 key_head = part * together_; key_head < last; ++key_head)
+                differentiate_piece(room, shares, batch, key_head, piece);
         });
         sum_shares(shares);
         return DONE;
@@ -1362,6 +1346,9 @@ class Backward : Attention<E, T> {
     // Keys are cut in pieces until there are so many tasks: enough for a processor of today, and each piece costs
     // another copy of the queries' gradients.
     static constexpr i64 ENOUGH_TASKS = 16;
+    // Where there are more tasks than this, one takes several heads, with one share of the tables that these have in
+    // common: memory that is touched for the first time takes, at 128 tokens, as long as a product with a table.
+    static constexpr i64 MANY_TASKS = 64;
 
     // A worker's memory.
     struct Room {
@@ -1372,7 +1359,7 @@ class Backward : Attention<E, T> {
         T *mass, *score_mass, *own_mass;
         T *key_products, *key_mass;
         T* gate_gradient;
-        T* factors;
+        T *factors, *added, *mixed_in;
 
         Room(Pieces& pieces, const Backward& b)
             : query(pieces.take<T>(b.size_.rows * b.call_.head_dim)),
@@ -1391,36 +1378,43 @@ class Backward : Attention<E, T> {
               key_products(pieces.take<T>(b.widest_on_keys() * b.size_.columns)),
               key_mass(pieces.take<T>(b.widest_on_keys() * b.size_.columns)),
               gate_gradient(pieces.take<T>(b.size_.rows)),
-              factors(pieces.take<T>(b.size_.columns + 2 * DECISIONS)) {}
+              factors(pieces.take<T>(b.size_.columns + 2 * DECISIONS)), added(pieces.take<T>(b.stride())),
+              mixed_in(pieces.take<T>(b.stride())) {}
     };
 
-    // What tasks add to. Of each table [pieces, batch, heads, reach, columns]; of queries and gates as below.
+    // What tasks add to. Of each table [slots, reach, columns]; of queries and gates as below.
     struct Shares {
         T *bias, *native_bias, *query_table, *key_table, *value_table;
         T* query;  // [pieces, batch, heads, queries, head_dim], where the keys are in several pieces
         T* gate;   // [pieces, batch, heads, queries]
 
         Shares(Pieces& pieces, const Backward& b)
-            : bias(pieces.take<T>(b.slots() * b.tables_.bias.share())),
-              native_bias(pieces.take<T>(b.slots() * b.tables_.native_bias.share())),
-              query_table(pieces.take<T>(b.slots() * b.tables_.query.share())),
-              key_table(pieces.take<T>(b.slots() * b.tables_.key.share())),
-              value_table(pieces.take<T>(b.slots() * b.tables_.value.share())),
+            : bias(pieces.take<T>(b.table_slots(b.tables_.bias) * b.tables_.bias.share())),
+              native_bias(pieces.take<T>(b.table_slots(b.tables_.native_bias) * b.tables_.native_bias.share())),
+              query_table(pieces.take<T>(b.table_slots(b.tables_.query) * b.tables_.query.share())),
+              key_table(pieces.take<T>(b.table_slots(b.tables_.key) * b.tables_.key.share())),
+              value_table(pieces.take<T>(b.table_slots(b.tables_.value) * b.tables_.value.share())),
               query(pieces.take<T>(b.pieces_ > 1 && b.call_.query_gradient.data
                                        ? b.slots() * b.call_.queries * b.call_.head_dim : 0)),
               gate(pieces.take<T>(b.tables_.gate_gradient ? b.slots() * b.call_.queries : 0)) {}
     };
     i64 slots() const { return pieces_ * call_.batch * call_.heads; }
+    // One for each head or, of a table that all heads share, for each task.
+    i64 table_slots(const TableView<T>& table) const {
+        return table.heads > 1 ? slots() : pieces_ * call_.batch * parts_;
+    }
 
     // A task's shares for one of its heads; null where no gradient is wanted.
     struct Share {
         T *bias, *native_bias, *query_table, *key_table, *value_table, *query, *gate;
     };
-    Share share(const Shares& shares, i64 slot) const {
+    Share share(const Shares& shares, i64 piece, i64 batch, i64 head) const {
+        const i64 sequence = piece * call_.batch + batch, slot = sequence * call_.heads + head;
+        const i64 heads = together_ * groups_, task = sequence * parts_ + head / heads;
         const auto of = [&](T* all, const TableView<T>& table) -> T* {
             if (!table.gradient) return nullptr;
-            T* mine = all + slot * table.share();
-            std::fill_n(mine, table.share(), T(0));
+            T* mine = all + (table.heads > 1 ? slot : task) * table.share();
+            if (table.heads > 1 || head % heads == 0) std::fill_n(mine, table.share(), T(0));
             return mine;
         };
         const i64 queries = call_.queries;
@@ -1439,7 +1433,7 @@ class Backward : Attention<E, T> {
         std::fill_n(room.value_gradient, keys.size() * call_.value_dim, T(0));
         const Sight sight = this->sight(batch);
         for (i64 head = key_head * groups_; head < (key_head + 1) * groups_; ++head) {
-            const Share mine = share(shares, (piece * call_.batch + batch) * call_.heads + head);
+            const Share mine = share(shares, piece, batch, head);
             for (i64 first = 0; first < call_.queries; first += size_.rows) {
                 const i64 rows = std::min(size_.rows, call_.queries - first);
                 const i64 at_once = this->rows_at_once(call_.key, call_.head_dim, sight, batch, key_head,
@@ -1491,6 +1485,8 @@ class Backward : Attention<E, T> {
         gradient.sequence = this->sequence(batch, head);
         gradient.first_query = first_query;
         gradient.factors = room.factors;
+        gradient.added = room.added;
+        gradient.mixed_in = room.mixed_in;
         gradient.stride = this->stride();
         gradient.scores = room.scores;
         gradient.gradients = room.gradients;
@@ -1539,8 +1535,8 @@ class Backward : Attention<E, T> {
     // Where sums of weights per offset are needed: for the gradients of the value table and of its gate.
     OffsetRows<T> mass_of_values(Room& room, const Share& mine, Span span, i64 rows) const {
         if (!tables_.value || !(mine.value_table || mine.gate)) return {};
-        std::fill_n(room.mass, rows * span.width(), T(0));
-        return {room.mass, span.width()};
+        std::fill_n(room.mass, rows * span.stride(), T(0));
+        return {room.mass, span.stride()};
     }
 
     // Where sums of the scores' gradients per offset are needed. Those of a bias alone are summed over the queries too,
@@ -1552,8 +1548,8 @@ class Backward : Attention<E, T> {
         const bool only_bias = mine.bias && !tables_.native_bias && !tables_.query && !tables_.gate;
         if (only_bias && tables_.bias.horizon == tables_.horizon)
             return {mine.bias + (span.low - tables_.bias.reach.low), 0};
-        std::fill_n(room.score_mass, rows * span.width(), T(0));
-        return {room.score_mass, span.width()};
+        std::fill_n(room.score_mass, rows * span.stride(), T(0));
+        return {room.score_mass, span.stride()};
     }
     bool wants_queries() const { return call_.query_gradient.data != nullptr; }
 
@@ -1563,10 +1559,10 @@ class Backward : Attention<E, T> {
         if (!by_query) return;
         const i64 width = span.width(), dim = call_.head_dim, dim_stride = std::max<i64>(1, dim);
         for (i64 i = 0; i < rows; ++i) {
-            T* mass = room.score_mass + i * width;
+            T* mass = room.score_mass + i * span.stride();
             if (mine.native_bias) add_to_share(mine.native_bias, tables_.native_bias, mass, span, T(1));
             if (mine.gate && (tables_.bias || tables_.query))
-                room.gate_gradient[i] += dot(mass, room.relative.plain + i * width, width);
+                room.gate_gradient[i] += dot(mass, room.relative.plain + i * span.stride(), width);
             if (gates) scale_by(mass, width, gates[i]);
             if (mine.bias) add_to_share(mine.bias, tables_.bias, mass, span, T(1));
         }
@@ -1574,10 +1570,10 @@ class Backward : Attention<E, T> {
         const Span own = span.told_apart(tables_.query.horizon);
         T* mass = collected(room.score_mass, span, own, rows, room.own_mass);
         if (wants_queries())
-            multiply_(rows, dim, own.width(), scale_, {mass, own.width()}, {tables_.query.row(head, own.low), dim_stride},
+            multiply_(rows, dim, own.width(), scale_, {mass, own.stride()}, {tables_.query.row(head, own.low), dim_stride},
                       T(1), {room.query_gradient, dim_stride});
         if (mine.query_table)
-            multiply_(own.width(), dim, rows, scale_, {mass, own.width(), TRANSPOSED}, query, T(1),
+            multiply_(own.width(), dim, rows, scale_, {mass, own.stride(), TRANSPOSED}, query, T(1),
                       {mine.query_table + (own.low - tables_.query.reach.low) * dim, dim_stride});
     }
 
@@ -1594,11 +1590,12 @@ class Backward : Attention<E, T> {
         const i64 width = own.width(), dim = call_.value_dim;
         T* mass = collected(room.mass, span, own, rows, room.own_mass);
         for (i64 i = 0; i < rows && gates; ++i) {
-            if (mine.gate) room.gate_gradient[i] += dot(mass + i * width, room.mixed.products + i * width, width);
-            scale_by(mass + i * width, width, gates[i]);
+            const i64 row = i * own.stride();
+            if (mine.gate) room.gate_gradient[i] += dot(mass + row, room.mixed.products + row, width);
+            scale_by(mass + row, width, gates[i]);
         }
         if (mine.value_table)
-            multiply_(width, dim, rows, T(1), {mass, width, TRANSPOSED}, output_gradient, T(1),
+            multiply_(width, dim, rows, T(1), {mass, own.stride(), TRANSPOSED}, output_gradient, T(1),
                       {mine.value_table + (own.low - tables_.value.reach.low) * dim, std::max<i64>(1, dim)});
     }
 
@@ -1647,7 +1644,7 @@ class Backward : Attention<E, T> {
         ::run(call_, table.heads * parts, [&](i64, i64 task) {
             const i64 table_head = task / parts, begin = task % parts * at_once, count = std::min(at_once, share - begin);
             T* to = table.gradient + table_head * numbers + before + begin;
-            for (i64 slot = 0; slot < slots(); ++slot)
+            for (i64 slot = 0; slot < table_slots(table); ++slot)
                 if (table.heads == 1 || slot % call_.heads == table_head) add(to, shares + slot * share + begin, count);
         });
     }
@@ -1675,6 +1672,8 @@ class Backward : Attention<E, T> {
     i64 groups_;  // heads that share a head of the keys
     i64 piece_;   // keys in a piece
     i64 pieces_;
+    i64 together_;  // heads of the keys in a task
+    i64 parts_;     // tasks for a piece of a sequence
 };
 
 template <template <class, class> class Pass>
