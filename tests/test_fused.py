@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_relpos.engines import attend, eager
 from hf_relpos.engines.cpu import fused, library
@@ -437,6 +438,25 @@ def test_is_one_graph_under_torch_compile():
 
     compiled = torch.compile(by_tokens, backend="aot_eager", fullgraph=True)
     reference.assert_all_close(all_of(compiled, tensors), all_of(by_tokens, tensors), 0.0)
+
+
+def test_who_looks_on_sees_the_operators():
+    """A tracer would else take what the kernel writes for memory that nothing was written to."""
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    tensors = make()
+    with Watch():
+        all_of(by_fused, tensors)
+        by_fused(tensors)
+    assert [name for name in seen if "hf_relpos" in name] == [
+        "hf_relpos.fused_attention.default", "hf_relpos.fused_attention_backward.default",
+        "hf_relpos.fused_attention.default",
+    ]  # fmt: skip
 
 
 def test_the_operators_keep_pytorchs_contracts():

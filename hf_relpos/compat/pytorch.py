@@ -22,6 +22,11 @@ def below_autograd() -> AbstractContextManager[None]:
     return torch._C._AutoDispatchBelowAutograd()
 
 
+def is_watched() -> bool:
+    """Whether a dispatch mode looks on, as a tracer or a counter of operations does: it must see operators."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def is_batched(tensor: Tensor) -> bool:
     """Whether a tensor stands for many, under ``vmap`` or as one of the gradients of ``is_grads_batched``."""
     return torch._C._functorch.is_batchedtensor(tensor) or torch._C._functorch.is_legacy_batchedtensor(tensor)

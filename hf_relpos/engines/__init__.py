@@ -64,7 +64,7 @@ def attend(
     def run(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
         return ENGINES[name].attend(query, key, value, terms, mask, scale=scale, dropout=dropout, **options)
 
-    return unseen.attend(run, query, key, value, mask)
+    return unseen.attend(run, query, key, value, mask, guarded=ENGINES[name].guards)
 
 
 def choose(engine: str, case: Case) -> str:

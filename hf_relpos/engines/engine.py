@@ -64,6 +64,8 @@ class Engine:
         refuses: what of a case it cannot take exactly, in words that follow "cannot take"; None if it takes it.
         pays_off: whether it is faster on a case, or leaner, than every engine after it in the registry.
         is_choice: whether users choose it by name; if not, it is a short cut that is taken where it fits.
+        guards: whether it keeps out of outputs and gradients what is hidden and not finite; of other engines `unseen`
+            takes care.
     """
 
     name: str
@@ -71,3 +73,4 @@ class Engine:
     refuses: Callable[[Case], str | None] = takes_everything
     pays_off: Callable[[Case], bool] = always
     is_choice: bool = True
+    guards: bool = False

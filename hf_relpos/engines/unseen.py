@@ -5,6 +5,7 @@ Hiding gives a key the weight zero, and zero times NaN or infinity is NaN: in th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -20,7 +21,13 @@ Result = tuple[Tensor, Tensor | None]
 
 
 def attend(
-    run: Callable[[Tensor, Tensor], Result], query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
+    run: Callable[[Tensor, Tensor], Result],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    *,
+    guarded: bool = False,
 ) -> Result:
     """What an engine makes of keys and values; a query that sees one that is not finite gets NaN, and no other does.
 
@@ -33,15 +40,18 @@ def attend(
         key: ``[batch, key heads, keys, head_dim]``.
         value: ``[batch, key heads, keys, value_dim]``.
         mask: who may attend to whom.
+        guarded: whether the engine keeps out of outputs and gradients what is hidden, see `Engine.guards`.
     """
     if not can_look_at(query):
+        if guarded:
+            return run(key, value)
         seen = mask.seen(query.device)
         return run(key, value) if seen is None else run(_without(key, ~seen), _without(value, ~seen))
     if not mask.hides:
         return run(key, value)
     output, weights = run(key, value)
     # In a gradient they may show though they do not in the output.
-    if all(map(_is_finite, (key, value) if output.requires_grad else (output,))):
+    if all(map(_is_finite, (key, value) if output.requires_grad and not guarded else (output,))):
         return output, weights
     broken = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
     if not broken.any():
@@ -59,7 +69,7 @@ def _without(states: Tensor, hidden: Tensor) -> Tensor:
 
 def _is_finite(states: Tensor) -> bool:
     """Whether all numbers are finite, by one sum: it may be wrong about those so large that it overflows."""
-    return bool(states.sum(dtype=torch.promote_types(states.dtype, torch.float32)).isfinite())
+    return math.isfinite(states.detach().sum(dtype=torch.promote_types(states.dtype, torch.float32)).item())
 
 
 def _sees(mask: AttentionMask, keys: Tensor) -> Tensor:

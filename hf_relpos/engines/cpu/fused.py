@@ -5,7 +5,7 @@ The kernel is `kernel.cpp`; here it becomes two operators of PyTorch, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -30,8 +30,9 @@ NOT_DERIVED = (
 def refuses(case: Case) -> str | None:
     """What of a case this engine cannot take exactly, in words; None if it takes it."""
     mask = case.mask
-    tensors = (case.query, case.key, case.value, *case.terms.tables, case.terms.gate, mask.padding)
-    given = [tensor for tensor in tensors if tensor is not None]
+    given = [case.query, case.key, case.value, *case.terms.named.values()]
+    if mask.padding is not None:
+        given.append(mask.padding)
     compiling = torch.compiler.is_compiling()
     if torch.jit.is_tracing():
         return "torch.jit.trace"
@@ -39,10 +40,11 @@ def refuses(case: Case) -> str | None:
         return "torch.export"
     if pytorch.is_transformed():
         return "transforms of torch.func"
-    if not compiling and any(type(tensor) not in PLAIN for tensor in given):
-        return f"tensors of type {next(type(tensor).__name__ for tensor in given if type(tensor) not in PLAIN)}"
-    if any(tensor.device.type != "cpu" for tensor in given):
-        return f"tensors on {next(tensor.device.type for tensor in given if tensor.device.type != 'cpu')!r}"
+    for tensor in given:
+        if not compiling and type(tensor) not in PLAIN:
+            return f"tensors of type {type(tensor).__name__}"
+        if not tensor.is_cpu:
+            return f"tensors on {tensor.device.type!r}"
     missing = _missing()
     if missing is not None:
         return f"anything without its compiled kernel: {missing}"
@@ -108,14 +110,15 @@ def attend(
     seed = torch.randint(2**62, (1,), device="cpu") if dropout > 0 else None
     query_offset: int = mask.query_offset  # type: ignore[assignment]  # a tensor is refused
     rules = (query_offset, mask.causal, mask.window, scale, dropout)
-    if compiling:
-        output, _ = torch.ops.hf_relpos.fused_attention.default(*tensors, padding, seed, *rules)
-    elif torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if learns and padding is not None and not compiling:
         # The backward pass reads the padding again, and must not see what the caller writes into it meanwhile.
-        padding = None if padding is None else padding.clone()
+        padding = padding.clone()
+    if compiling or pytorch.is_watched():
         output, _ = torch.ops.hf_relpos.fused_attention.default(*tensors, padding, seed, *rules)
+    elif learns:
+        output, _ = _Attention.apply(*tensors, padding, seed, *rules)
     else:
-        # An operator costs more than one query of a step of generation.
         output, _ = _forward(*tensors, padding, seed, *rules)
     return output.to(query.dtype), None
 
@@ -150,22 +153,24 @@ class _Inputs:
         value_dim = self.value.shape[-1]
         if heads % max(key_heads, 1) or (heads and not key_heads):
             raise ValueError(f"{heads} heads can't share {key_heads} heads of the keys: the latter must divide them.")
-        fitting: list[tuple[str, Tensor | None, tuple[Sequence[int | None], ...]]] = [
-            ("key", self.key, ((batch, key_heads, keys, dim),)),
-            ("value", self.value, ((batch, key_heads, keys, value_dim),)),
-            ("bias", self.bias, ((1, None), (heads, None))),
-            ("native bias", self.native_bias, ((1, None), (heads, None))),
-            ("table on the query", self.query_table, ((1, None, dim), (heads, None, dim))),
-            ("table on the key", self.key_table, ((1, None, dim), (heads, None, dim))),
-            ("table on the value", self.value_table, ((1, None, value_dim), (heads, None, value_dim))),
-            ("gate", self.gate, ((1, heads, self.query.shape[2]), (batch, heads, self.query.shape[2]))),
-        ]
-        for name, tensor, shapes in fitting:
-            if tensor is not None and not any(_fits(tensor.shape, shape) for shape in shapes):
-                allowed = " or ".join(str(["2k + 1" if size is None else size for size in shape]) for shape in shapes)
-                raise ValueError(
-                    f"The {name} has shape {list(tensor.shape)}, but must have {allowed}.".replace("'", "")
-                )
+        self._check_shape("key", self.key, (batch, key_heads, keys, dim))
+        self._check_shape("value", self.value, (batch, key_heads, keys, value_dim))
+        for name, table, columns in (
+            ("bias", self.bias, ()), ("native bias", self.native_bias, ()),
+            ("table on the query", self.query_table, (dim,)), ("table on the key", self.key_table, (dim,)),
+            ("table on the value", self.value_table, (value_dim,)),
+        ):  # fmt: skip
+            if table is not None:
+                tables, rows = table.shape[:2]
+                odd = rows if rows % 2 else rows + 1
+                self._check_shape(name, table, (1 if tables == 1 else heads, odd, *columns))
+        if self.gate is not None:
+            self._check_shape("gate", self.gate, (1 if len(self.gate) == 1 else batch, heads, self.query.shape[2]))
+
+    @staticmethod
+    def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+        if tensor.shape != shape:
+            raise ValueError(f"The {name} has shape {list(tensor.shape)}, but must have {list(shape)}.")
 
     def record(self, tokens: Tensor | None, seed: Tensor | None, rules: _Rules) -> Call:
         """What the kernel is told in both passes. The tensors must outlive the call."""
@@ -188,13 +193,6 @@ class _Rules:
     window: int | None
     scale: float
     dropout: float
-
-
-def _fits(shape: Sequence[int], pattern: Sequence[int | None]) -> bool:
-    """Whether a shape is as asked for; None stands for any odd number."""
-    return len(shape) == len(pattern) and all(
-        size % 2 == 1 if wanted is None else size == wanted for size, wanted in zip(shape, pattern, strict=True)
-    )
 
 
 def _kernel() -> Kernel:
@@ -316,13 +314,20 @@ RULES = "SymInt query_offset, bool causal, SymInt? window, float scale, float dr
 DIFFERENTIABLE, ARGUMENTS = 9, 16
 
 
+def _run(operator: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What an operator computes; by the operator itself only where somebody looks on, since that takes its time."""
+    if type(arguments[0]) in PLAIN and not pytorch.is_watched():
+        return function(*arguments)
+    with pytorch.below_autograd():
+        return getattr(torch.ops.hf_relpos, operator).default(*arguments)
+
+
 class _Attention(torch.autograd.Function):
     """The gradient of the forward operator: the backward operator."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        with pytorch.below_autograd():
-            output, log_sums = torch.ops.hf_relpos.fused_attention.default(*arguments)
+        output, log_sums = _run("fused_attention", _forward, *arguments)
         ctx.save_for_backward(*arguments[:11], output, log_sums)
         ctx.rules = arguments[11:]
         ctx.mark_non_differentiable(log_sums)
@@ -336,9 +341,9 @@ class _Attention(torch.autograd.Function):
             )
         *tensors, output, log_sums = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:DIFFERENTIABLE])
-        gradients = torch.ops.hf_relpos.fused_attention_backward.default(
-            *tensors, *ctx.rules, output_gradient, output, log_sums, wanted
-        )
+        # Only a graph of the gradients has a use for their own.
+        differentiate = _backward_recorded if torch.is_grad_enabled() else _backward_at_once
+        gradients = differentiate(*tensors, *ctx.rules, output_gradient, output, log_sums, wanted)
         first = (gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
         return (*first, *[None] * (ARGUMENTS - DIFFERENTIABLE))
 
@@ -348,12 +353,16 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        with pytorch.below_autograd():
-            return tuple(torch.ops.hf_relpos.fused_attention_backward.default(*arguments))
+        return tuple(_backward_at_once(*arguments))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
         raise NotImplementedError(NOT_DERIVED.format("second derivatives"))
+
+
+def _backward_at_once(*arguments: Any) -> list[Tensor]:
+    gradients: list[Tensor] = _run("fused_attention_backward", _backward, *arguments)
+    return gradients
 
 
 def _backward_recorded(*arguments: Any) -> list[Tensor]:
@@ -394,4 +403,4 @@ if not hasattr(torch.ops.hf_relpos, "fused_attention"):
     _LIBRARY = _register()
 
 
-ENGINE = Engine("fused", attend, refuses)
+ENGINE = Engine("fused", attend, refuses, guards=True)
