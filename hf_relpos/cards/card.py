@@ -58,6 +58,7 @@ def write_model_card(
     baseline: Mapping[str, float] | None = None,
     dataset: str | None = None,
     training: Mapping[str, Any] | None = None,
+    progress: Sequence[Mapping[str, Any]] = (),
     title: str | None = None,
     license: str | None = None,
     language: str | list[str] | None = None,
@@ -76,6 +77,7 @@ def write_model_card(
         baseline: The same numbers of the same model without the patch.
         dataset: Name of the data the numbers were measured on; without it the metadata leaves them out.
         training: How the model was trained, as rows of a table.
+        progress: Numbers measured while training, a row each.
         title: Name of the model; the folder's name by default.
         license: Licence id of the Hub, for example `"apache-2.0"`.
         language: ISO 639 code or codes, for example `"en"`.
@@ -104,6 +106,7 @@ def write_model_card(
         baseline=baseline,
         dataset=dataset,
         training=training,
+        progress=progress,
         title=title,
         license=license,
         language=language,
@@ -131,7 +134,7 @@ def model_card(
     trained: bool | None = None,
     standalone: bool = False,
 ) -> ModelCard:
-    """The card that :func:`write_model_card` writes; its arguments, and two more.
+    """The card that :func:`write_model_card` writes; its arguments, and one more.
 
     Args:
         model: A patched model.
@@ -141,7 +144,7 @@ def model_card(
         baseline: As there.
         dataset: As there.
         training: As there.
-        progress: Numbers measured while training, a row each.
+        progress: As there.
         title: As there.
         license: As there.
         language: As there.

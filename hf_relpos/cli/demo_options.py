@@ -47,9 +47,9 @@ def add_command(commands: Any) -> None:
         ("--gate", "head", GATES, "gate on the relative terms"),
     ):
         patch.add_argument(option, default=default, help=f"{described}: {', '.join(choices)} (%(default)s)")
-    patch.add_argument("--max-distance", type=_positive, metavar="K", help="clip distance (the scheme's own)")
+    patch.add_argument("--max-distance", type=positive, metavar="K", help="clip distance (the scheme's own)")
     training = parser.add_argument_group("training")
-    training.add_argument("--seed", type=_seed, default=0, metavar="N", help="seed of everything random (%(default)s)")
+    training.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of everything random (%(default)s)")
     for name, described in (
         ("max_steps", "training steps"),
         ("max_length", "tokens after which a text is cut off"),
@@ -58,7 +58,7 @@ def add_command(commands: Any) -> None:
     ):
         training.add_argument(
             f"--{name.replace('_', '-')}",
-            type=_positive,
+            type=positive,
             metavar="N",
             help=f"{described} ({_shown(FULL[name])}; {_shown(QUICK[name])} with --quick)",
         )
@@ -75,11 +75,12 @@ def _run(args: argparse.Namespace) -> None:
     run_demo(args)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of things."""
     return _whole(text, 1, None, "of at least 1")
 
 
-def _seed(text: str) -> int:
+def seed(text: str) -> int:
     """A seed that Python, NumPy and PyTorch all take."""
     return _whole(text, 0, 2**32 - 1, f"from 0 to {2**32 - 1}")
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from hf_relpos.conversion.frame import frame_of
 from hf_relpos.conversion.labels import labels_for
 from hf_relpos.conversion.lengths import default_lengths, set_lengths
 from hf_relpos.conversion.matching import Matching
+from hf_relpos.conversion.progress import check_folder, open_folder
 from hf_relpos.conversion.reading import Pool, mean_of_states
 from hf_relpos.conversion.stages import Stage, Training, device_of, run_stage
 from hf_relpos.conversion.student import make_student
@@ -118,12 +120,21 @@ def convert(
     )
     training = Training(output_dir, resume, seed, matching or Matching(), training_arguments or {}, target, progress)
     device = device_of(training)
+    settings = {
+        "model": type(inner).__name__, "relpos": {**config.to_dict(), "engine": None}, "lengths": list(lengths),
+        "steps": list(steps), "batch_tokens": batch_tokens, "learning_rates": list(learning_rates),
+        "matching": asdict(training.matching), "start": start, "target": target, "seed": seed,
+    }  # fmt: skip
+    if output_dir is not None:
+        check_folder(Path(output_dir), settings, resume)
     documents = read_documents(texts, tokenizer, max(batch_tokens * sum(steps), 2 * _WATCHED_TOKENS), column)
     learned, held_out = split(documents, seed)
     exam = Examination.of(
         held_out, frame, sorted(set(lengths)), batch_tokens, labels_for(inner, frame, tokenizer, seed)
     )
 
+    if output_dir is not None:
+        open_folder(Path(output_dir), settings)
     watched = _watched(learned, frame, start, lengths, inner, seed)
     with _as_teacher(inner, device):
         student, seen = make_student(inner, config, lambda original: warm_start.watch(original, watched), device)
@@ -131,7 +142,7 @@ def convert(
         if start != "zeros":
             warm_start.start_tables(student, seen)
         pool: Pool = partial(sentences.embed, model) if sentences.is_sentence_model(model) else mean_of_states
-        report = FidelityReport(exam.measure("start", student, inner, pool))
+        report = FidelityReport(exam.measure("start", student, inner, pool), settings=settings)
         for stage in stages:
             if stage.steps:
                 data = partial(Steps, learned, frame, lengths, batch_tokens, stage.steps, f"{seed} {stage.name}")

@@ -103,6 +103,16 @@ class FidelityReport:
         ]
         return [{HEADINGS[name]: _plain(getattr(row, name)) for name in shown} for row in self.rows]
 
+    def section(self) -> str:
+        """A section for a card that somebody else writes, in Markdown."""
+        rows = self.progress()
+        table = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+        lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+        return (
+            "\n\n## Relative positions\n\nConverted by `hf_relpos`, to be imported before this model is loaded. "
+            f"Cosines to the original, on texts that were held out:\n\n{lines}\n"
+        )
+
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the cosines over the length, a line for each stage. Needs matplotlib.
 

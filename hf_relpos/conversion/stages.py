@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from hf_relpos.conversion.batches import Steps
 from hf_relpos.conversion.callbacks import ConversionProgress, StopAtFidelity
 from hf_relpos.conversion.errors import ConversionError
 from hf_relpos.conversion.fidelity import Examination
 from hf_relpos.conversion.matching import Matching
+from hf_relpos.conversion.progress import is_finished, last_checkpoint
 from hf_relpos.conversion.reading import Pool
 from hf_relpos.conversion.trainer import ConversionTrainer
 from hf_relpos.modeling import state
@@ -26,6 +26,8 @@ from hf_relpos.modeling import state
 _WARM_UP = 0.05  # of the steps, at least this many:
 _WARM_UP_STEPS = 10
 
+
+LOOK_EVERY = 50  # steps, whether the target is reached
 
 # What users may change in `training_arguments`.
 _DEFAULTS = {
@@ -139,12 +141,13 @@ def run_stage(
         if training.progress:
             trainer.add_callback(ConversionProgress(stage.name, lambda: trainer.agreement))
         if training.target is not None:
-            trainer.add_callback(StopAtFidelity(training.target, lambda: exam.agreement(student, teacher, pool)))
-        last = get_last_checkpoint(str(folder)) if training.resume and folder.is_dir() else None
-        if last is not None and _is_finished(Path(last)):
-            trainer.load_weights(last)
+            measure = partial(exam.agreement, student, teacher, pool)
+            trainer.add_callback(StopAtFidelity(training.target, measure, LOOK_EVERY))
+        last = last_checkpoint(folder) if training.resume else None
+        if last is not None and is_finished(last):
+            trainer.load_weights(str(last))
         else:
-            trainer.train(resume_from_checkpoint=last)
+            trainer.train(resume_from_checkpoint=None if last is None else str(last))
     student.eval()
 
 
@@ -167,10 +170,3 @@ def _arguments(stage: Stage, training: Training, folder: Path) -> TrainingArgume
             "arguments. Leave it out."
         )
     return TrainingArguments(**{**ours, **_DEFAULTS, **training.arguments})
-
-
-def _is_finished(checkpoint: Path) -> bool:
-    """Whether the stage that wrote a checkpoint had come to its end: its last step, or its target."""
-    told = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    stopped = told["stateful_callbacks"].get(StopAtFidelity.__name__, {}).get("attributes", {}).get("reached", False)
-    return stopped or told["global_step"] >= told["max_steps"]

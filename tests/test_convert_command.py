@@ -1,0 +1,145 @@
+"""`hf-relpos convert`: a folder with everything in it, or none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import tiny
+import torch
+from hub_server import errors_of
+from safetensors import SafetensorError
+from test_convert import texts
+from test_pipelines import tokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from hf_relpos import FidelityReport, convert, is_patched
+from hf_relpos.cli import main
+from hf_relpos.conversion.trainer import ConversionTrainer
+
+FEW = ["--scheme", "clipped:8", "shaw:4", "--steps", "2", "2", "--batch-tokens", "64", "--lengths", "8", "16", "32"]
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """A folder to work in, with a model and texts."""
+    monkeypatch.chdir(tmp_path)
+    tiny.build("bert").save_pretrained("stock")
+    tokenizer(model_max_length=tiny.POSITIONS).save_pretrained("stock")
+    (tmp_path / "texts.txt").write_text("\n\n".join(texts()), encoding="utf-8")
+    return tmp_path
+
+
+def run(*more, model="stock", source="texts.txt", output="made"):
+    return main(["convert", model, "--texts", source, "--output-dir", output, *FEW, *more])
+
+
+@pytest.mark.core
+def test_the_folder_has_the_model_its_tokenizer_its_card_and_its_fidelity(given, capsys):
+    assert run() == 0
+    model = AutoModelForMaskedLM.from_pretrained("made")
+    assert is_patched(model)
+    assert [scheme["max_distance"] for scheme in model.config.relpos["schemes"]] == [8, 4]
+    assert AutoTokenizer.from_pretrained("made").model_max_length == 32
+    report = FidelityReport.load("made/fidelity.json")
+    assert {row.stage for row in report.rows} == {"start", "tables", "all"}
+    assert str(report) in capsys.readouterr().out
+    card = (given / "made" / "README.md").read_text(encoding="utf-8")
+    assert "# made" in card
+    assert f"{report.final[0].embedding:.4f}" in card
+    assert not errors_of(card)
+    assert (given / "made" / "fidelity.png").stat().st_size > 1000
+    assert sorted(path.name for path in given.iterdir()) == ["made", "stock", "texts.txt"]
+
+
+def test_it_gives_what_the_function_gives(given):
+    assert run("--seed", "3", "--gate", "none") == 0
+    from hf_relpos import ClippedBias, RelPosConfig, Shaw
+
+    expected = convert(
+        tiny.build("bert"), RelPosConfig([ClippedBias(8), Shaw(4)], native="drop", gate="none"), given / "texts.txt",
+        tokenizer(), steps=(2, 2), batch_tokens=64, lengths=(8, 16, 32), seed=3, progress=False,
+    )  # fmt: skip
+    made = AutoModelForMaskedLM.from_pretrained("made").state_dict()
+    assert all(torch.equal(made[name], tensor) for name, tensor in expected.state_dict().items())
+
+
+def test_a_table_with_another_column_is_read(given):
+    rows = [json.dumps({"body": text}) for text in texts()]
+    (given / "texts.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    assert run("--text-column", "body", source="texts.jsonl") == 0
+
+
+@pytest.mark.core
+def test_a_full_disk_leaves_no_folder_that_looks_finished_and_resuming_ends_it(given, monkeypatch, capsys):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FidelityReport, "save", full)
+        assert run() == 2
+    said = capsys.readouterr().err
+    assert "--output-dir made: it cannot be written ([Errno 28] No space left on device)" in said
+    assert not (given / "made").exists()
+    assert run() == 2
+    assert "Go on with it by --resume" in capsys.readouterr().err
+
+    def no_step(*args, **kwargs):
+        raise AssertionError("nothing is left to be trained")
+
+    monkeypatch.setattr(ConversionTrainer, "compute_loss", no_step)
+    assert run("--resume") == 0
+    assert is_patched(AutoModelForMaskedLM.from_pretrained("made"))
+    assert not (given / "made.unfinished").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos: No space left on device"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_disk_while_training_is_told_and_leaves_no_folder(error, given, monkeypatch, capsys):
+    def full(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(ConversionTrainer, "save_model", full)
+    assert run() == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert not (given / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"model": "nothing"}, "MODEL nothing cannot be loaded"),
+        ({"source": "nothing.csv"}, "--texts nothing.csv does not exist"),
+        ({"source": "empty.txt"}, "There is no text in it"),
+        ({"output": "stock"}, "--output-dir stock is there already, with files in it"),
+        ({"scheme": "shaw:far"}, "--scheme shaw:far: 'far' must be a whole number"),
+        ({"scheme": "none"}, "must be one of 'shaw'"),
+    ],
+    ids=["model", "texts", "empty", "output", "distance", "scheme"],
+)
+def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(more, said, given, capsys):
+    (given / "empty.txt").touch()
+    before = sorted(given.rglob("*"))
+    scheme = ["--scheme", more.pop("scheme")] if "scheme" in more else []
+    assert run(*scheme, **more) == 2
+    assert said in capsys.readouterr().err
+    assert sorted(given.rglob("*")) == before
+
+
+def test_a_sentence_model_is_known_by_its_folder(given):
+    st = pytest.importorskip("sentence_transformers")
+    shutil.copytree("stock", "bare")
+    st.SentenceTransformer("bare", device="cpu").save_pretrained("sentences")
+    assert run(model="sentences") == 0
+    made = st.SentenceTransformer("made", device="cpu")
+    assert is_patched(made)
+    assert made.max_seq_length == 32
+    assert "| stage | tokens | embedding | states |" in (given / "made" / "README.md").read_text(encoding="utf-8")
