@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import RESULTS, print_table
+from benchmarks.load import busy
 from benchmarks.parts import Part, part, with_versions, write_parts
 from benchmarks.peers import PEERS
 from benchmarks.problems import HEADS, SCHEMES, Problem, engine_names, engine_refuses, make, plain, solver
@@ -215,14 +216,16 @@ def batch_for(length: int) -> int:
 
 def comparisons(args: argparse.Namespace) -> Iterator[Part]:
     """All that was asked for, measured one after the other."""
+    load = {"load": args.load} if args.load else {}
     for scheme, direction, which in itertools.product(args.schemes, args.directions, args.passes):
         causal, backward = direction == "causal", which == PASSES[1]
         check(args.contestants, scheme, causal, "cpu", backward)
         slow: dict[str, str] = {}
         for length in args.lengths:
             problem = make(scheme, length, causal=causal, batch=batch_for(length))
-            rows = measure(args.contestants, problem, which, args.seconds, args.limit, slow)
-            of = {"scheme": scheme, "direction": direction, "pass": which, "length": length}
+            with busy(args.load):
+                rows = measure(args.contestants, problem, which, args.seconds, args.limit, slow)
+            of = {"scheme": scheme, "direction": direction, "pass": which, "length": length, **load}
             made = part(of, rows, batch=batch_for(length), threads=args.threads, dtype="float32")
             yield with_versions(made, "x-transformers")
             gc.collect()
@@ -249,6 +252,7 @@ def main() -> None:
     parser.add_argument("--contestants", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--seconds", type=float, default=5, help="of measuring per comparison, at least three rounds")
     parser.add_argument("--limit", type=float, default=30, help="seconds a pass may take")
+    parser.add_argument("--load", type=int, default=0, help="busy processes beside it: as many as there are cores")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--output-dir", type=Path, default=RESULTS, help="where attention.json is")
     parser.add_argument("--no-save", action="store_true", help="print only")

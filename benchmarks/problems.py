@@ -22,7 +22,9 @@ from hf_relpos.terms import RelativeTerms
 HEADS, HEAD_DIM = 12, 64
 SCALE = HEAD_DIM**-0.5
 SCHEMES: dict[str, SchemeConfig] = {
+    "Shaw(8)": Shaw(8),
     "Shaw(16)": Shaw(16),
+    "Shaw(32)": Shaw(32),
     "T5Bias()": T5Bias(),
     "ClippedBias(128)": ClippedBias(128),
 }

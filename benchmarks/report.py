@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import limits
 from benchmarks.common import RESULTS
 
 TARGET = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -18,16 +19,11 @@ here. Ratios compare with the same work without relative positions, in the same 
 asks of itself are **bold**.
 """
 
+# The contestants that have to keep the limits: what users get.
+OURS = ("auto", "fused")
+
 Record = dict[str, Any]
 Row = dict[str, Any]
-
-# The largest ratio of a training step to the unpatched one, plain, and with padding or dropout.
-STEP_LIMIT, VARIANT_LIMIT = 1.10, 1.15
-# T5 against the stock one: 1.7 times as fast at 4096 tokens, at no length slower.
-T5_LIMIT, T5_LONG, T5_LONG_LIMIT = 1.0, 4096, 1 / 1.7
-# Of the memory a step adds; T5 may take a third of the stock one's at 4096 tokens.
-MEMORY_LIMIT, T5_MEMORY_LIMIT = 1.15, 1 / 3
-DECODING_LIMIT = 0.95
 
 
 # Pieces of a page
@@ -63,14 +59,20 @@ def marked(ratio: float, most: float | None) -> str:
 
 
 def by(parts: Iterable[Record], *fields: str) -> dict[tuple[Any, ...], list[Record]]:
-    """Parts in groups of equal values of some fields of what they are of, in order of appearance."""
+    """Parts in groups of equal values of some fields of what they are of (None: no such field), as they appear."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for part in parts:
-        groups.setdefault(tuple(part["of"][field] for field in fields), []).append(part)
+        groups.setdefault(tuple(part["of"].get(field) for field in fields), []).append(part)
     return groups
 
 
-def by_length(title: str, parts: list[Record], name: str, cell: Callable[[Record, Row], str]) -> str:
+def by_length(
+    title: str,
+    parts: list[Record],
+    name: str,
+    cell: Callable[[Record, Row], str],
+    most: limits.Limits | None = None,
+) -> str:
     """A table with a column per length and a row per contestant.
 
     Args:
@@ -78,12 +80,16 @@ def by_length(title: str, parts: list[Record], name: str, cell: Callable[[Record
         parts: one per length.
         name: the field that holds a row's name.
         cell: what stands there for a row of a part.
+        most: the largest ratios asked for, for a row of their own.
     """
     parts = sorted(parts, key=lambda part: part["of"]["length"])
     names = dict.fromkeys(row[name] for part in parts for row in part["results"])
     found = {(row[name], part["of"]["length"]): cell(part, row) for part in parts for row in part["results"]}
     lengths = [part["of"]["length"] for part in parts]
     lines = [[each, *(found.get((each, length), "") for length in lengths)] for each in names]
+    lines.append(
+        ["asked for: at most", *(f"{most[length]:.2f}" if most and length in most else "" for length in lengths)]
+    )
     return table([[title, *lengths], *(line for line in lines if any(line[1:]))])
 
 
@@ -102,16 +108,14 @@ def training_step(record: Record) -> str:
         "`python -m benchmarks.training_step` (`--padding`, `--dropout 0.1`). Forward and backward, 4 layers, "
         "vocabulary 8,000, float32, no dropout unless named. BERT and GPT-2: hidden size 768, 12 heads; T5: model size "
         "512, 8 heads, source and target of the length. Padded: lengths uniform in half to all of it. Medians of steps "
-        "taken in turn. Each cell is the ratio to the unpatched model with `sdpa`; the first row has its seconds. At "
-        f"most {STEP_LIMIT:.2f} is asked for, {VARIANT_LIMIT:.2f} with padding or dropout; of T5 {T5_LIMIT:.2f}, and "
-        f"{T5_LONG_LIMIT:.2f} at {T5_LONG} tokens.",
+        "taken in turn. Each cell is the ratio to the unpatched model with `sdpa`; the first row has its seconds.",
     ]
     for (family, padding, dropout, engine), parts in by(
         record["parts"], "family", "padding", "dropout", "engine"
     ).items():
         title = [family, *["padded"] * padding, *[f"dropout {dropout}"] * (dropout > 0)]
         title += [] if engine == "auto" else [f"engine {engine}"]
-        text.append(by_length(", ".join(title), parts, "model", _step_cell))
+        text.append(by_length(", ".join(title), parts, "model", _step_cell, limits.of_step(family, dropout)))
     return "\n\n".join([*text, environments(record["parts"])])
 
 
@@ -119,9 +123,7 @@ def _step_cell(part: Record, row: Row) -> str:
     if row["ratio"] == 1 and row["model"].startswith("unpatched"):
         return seconds(row["seconds"])
     of = part["of"]
-    if of["family"] == "t5":
-        return marked(row["ratio"], T5_LONG_LIMIT if of["length"] >= T5_LONG else T5_LIMIT)
-    return marked(row["ratio"], VARIANT_LIMIT if of["padding"] or of["dropout"] else STEP_LIMIT)
+    return marked(row["ratio"], limits.of_step(of["family"], of["dropout"]).get(of["length"]))
 
 
 def attention(record: Record) -> str:
@@ -133,16 +135,23 @@ def attention(record: Record) -> str:
         "the first row. Every contestant agreed with `eager` before it was timed. (memory): would not fit; (time): "
         "took longer than the limit.",
     ]
-    for (scheme, direction, which), parts in by(record["parts"], "scheme", "direction", "pass").items():
-        causal = ["causal"] if direction == "causal" else []
-        text.append(by_length(", ".join([scheme, *causal, which]), parts, "contestant", _attention_cell))
+    fields = ("scheme", "direction", "pass", "load")
+    for (scheme, direction, which, load), parts in by(record["parts"], *fields).items():
+        title = [scheme, *["causal"] * (direction == "causal"), which]
+        title += [f"beside {load} busy processes"] if load else []
+        most = limits.of_attention(scheme, direction == "causal", load or 0)
+        text.append(by_length(", ".join(title), parts, "contestant", _attention_cell, most))
     return "\n\n".join([*text, *_left_out(record["parts"]), environments(record["parts"])])
 
 
 def _attention_cell(part: Record, row: Row) -> str:
     if "skipped" in row:
         return "" if row["why"] == "case" else f"({row['why']})"
-    return seconds(row["seconds"]) if row["contestant"].startswith("plain") else f"{row['ratio']:.2f}"
+    if row["contestant"].startswith("plain"):
+        return seconds(row["seconds"])
+    of = part["of"]
+    most = limits.of_attention(of["scheme"], of["direction"] == "causal", of.get("load", 0)).get(of["length"])
+    return marked(row["ratio"], most if row["contestant"] in OURS else None)
 
 
 def _left_out(parts: list[Record]) -> list[str]:
@@ -157,12 +166,12 @@ def decoding(record: Record) -> str:
     text = [
         "## Decoding",
         "`python -m benchmarks.decoding`. GPT-2, 4 layers, 12 heads of 64, greedy, one sequence, dynamic cache, "
-        f"float32; the models decode in turn. At least {DECODING_LIMIT} of the unpatched speed is asked for.",
+        f"float32; the models decode in turn. At least {limits.DECODING} of the unpatched speed is asked for.",
     ]
     for part in record["parts"]:
         lines: list[list[object]] = [[f"{part['of']['tokens']} tokens", "tokens per second", "of the unpatched"]]
         for row in part["results"]:
-            ratio = f"{row['ratio']:.2f}" if row["ratio"] >= DECODING_LIMIT else f"**{row['ratio']:.2f}**"
+            ratio = f"{row['ratio']:.2f}" if row["ratio"] >= limits.DECODING else f"**{row['ratio']:.2f}**"
             lines.append([row["model"], f"{row['tokens_per_second']:.0f}", ratio])
         text.append(table(lines))
     return "\n\n".join([*text, environments(record["parts"])])
@@ -174,8 +183,8 @@ def step_memory(record: Record) -> str:
         "## Memory of a training step",
         "`python -m benchmarks.step_memory`. The models of the training step, one sequence; peak during a step less "
         "what the process held before, so the weights do not count. Each number comes from a fresh process. Cells: "
-        f"MiB, and the ratio to the unpatched model; at most {MEMORY_LIMIT} is asked for, of T5 {T5_MEMORY_LIMIT:.2f} "
-        f"at {T5_LONG} tokens.",
+        f"MiB, and the ratio to the unpatched model; at most {limits.STEP_MEMORY} is asked for, of T5 "
+        f"{limits.T5_MEMORY:.2f} at {limits.T5_MEMORY_LENGTH} tokens.",
     ]
     for (family, layers), parts in by(record["parts"], "family", "layers").items():
         text.append(by_length(f"{family}, {layers} layers", parts, "model", _memory_cell))
@@ -183,9 +192,8 @@ def step_memory(record: Record) -> str:
 
 
 def _memory_cell(part: Record, row: Row) -> str:
-    most = MEMORY_LIMIT
-    if part["of"]["family"] == "t5":
-        most = T5_MEMORY_LIMIT if part["of"]["length"] >= T5_LONG else T5_LIMIT
+    is_long_t5 = part["of"]["family"] == "t5" and part["of"]["length"] >= limits.T5_MEMORY_LENGTH
+    most = limits.T5_MEMORY if is_long_t5 else limits.STEP_MEMORY
     plain = row["model"].startswith("unpatched")
     return f"{row['added_mib']:.0f}" + ("" if plain else f" ({marked(row['ratio'], most)})")
 
