@@ -375,6 +375,24 @@ def test_results_are_bit_equal_from_run_to_run_and_for_any_number_of_threads():
             assert torch.equal(result, expected[name]), f"{name} with {threads} threads"
 
 
+@pytest.mark.core
+def test_results_are_bit_equal_wherever_in_memory_the_tables_lie():
+    """A file that weights are read from puts them at any multiple of their size, and products round by it."""
+    tensors = make(queries=11, keys=11, dim=8, value_dim=8, shared=True, dtype=torch.float32)
+
+    def results(places: int) -> list[Tensor]:
+        given = {}
+        for name, tensor in tensors.items():
+            room = torch.empty(tensor.numel() + places * (name in TERMS))
+            given[name] = room[-tensor.numel() :].view_as(tensor).copy_(tensor).requires_grad_()
+        output = by_fused(given)
+        return [output, *torch.autograd.grad(output.square().sum(), list(given.values()))]
+
+    expected = results(0)
+    for places in range(1, 16):
+        assert all(map(torch.equal, results(places), expected)), f"{places} places on"
+
+
 def test_several_threads_may_call_at_once():
     tensors = make(queries=40, keys=60)
     expected = all_of(by_fused, tensors, causal=True)

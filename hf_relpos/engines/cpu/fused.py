@@ -18,6 +18,9 @@ from hf_relpos.engines.engine import Case, Engine
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms, add_tables
 
+# Bytes: where PyTorch's memory for CPUs begins is a multiple of it.
+ALIGNMENT = 64
+
 # Positions beyond this are out of the kernel's reach; any window beyond it is none.
 FARTHEST = 2**40
 
@@ -279,7 +282,14 @@ def _backward(
 
 
 def _dense(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
+    """A contiguous tensor that begins where PyTorch would have it begin.
+
+    Weights that were read from a file may lie anywhere, and matrix products round by where their operands lie.
+    """
+    if tensor is None:
+        return None
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
