@@ -17,6 +17,9 @@ from hf_relpos.conversion.batches import Batch, Frame, beginnings
 from hf_relpos.conversion.labels import Labels
 from hf_relpos.conversion.reading import Pool, Reading, read, read_as_original
 
+# How many sequences are measured on: as many as have so many tokens, but at least a few.
+_TOKENS, _LEAST = 8192, 8
+
 HEADINGS = {
     "stage": "stage",
     "length": "tokens",
@@ -171,7 +174,8 @@ class Examination:
         """
         batches: dict[int, list[Batch]] = {}
         for length in lengths:
-            contents, rows = beginnings(documents, length - frame.special, len(documents)), max(1, tokens // length)
+            count = max(_LEAST, _TOKENS // length)
+            contents, rows = beginnings(documents, length - frame.special, count), max(1, tokens // length)
             batches[length] = [frame.batch(contents[row : row + rows]) for row in range(0, len(contents), rows)]
         if labels is None:
             return cls(batches)
