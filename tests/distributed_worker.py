@@ -21,6 +21,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, set_seed
+from test_pipelines import tokenizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,9 +32,13 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 
 from hf_relpos import (
     AnnealNativeGateCallback,
+    ClippedBias,
     PatchStateError,
+    RelPosConfig,
     RelPosLoggingCallback,
     RelPosTrainerMixin,
+    Shaw,
+    convert,
     patch_model,
 )
 from hf_relpos.layer import RelPosLayer
@@ -48,6 +53,7 @@ MODELS = [
     ("umt5", "keep", "head", True),
 ]
 TRAINED = ("gpt2", "t5")
+CONVERTED = ("bert", "gpt2")
 ANNEALED = ("bert", "t5")  # the ones with a native gate
 LENGTH, BATCH, RATE = 9, 2, 0.05
 
@@ -329,9 +335,24 @@ def plugin(folder: Path) -> None:
         same(again, alone.state_dict())
 
 
+def converted(family: str) -> Any:
+    """A copy of a tiny model; batches of which a process may have no sequence, and windows."""
+    texts = [" ".join(f"w{number % 37 + 1}" for number in range(start, start + 40)) for start in range(0, 400, 9)]
+    return convert(
+        tiny.build(family), RelPosConfig([ClippedBias(8), Shaw(4)], native="drop"), texts, tokenizer(), steps=(3, 4),
+        batch_tokens=32, lengths=(8, 32), progress=False, training_arguments={"adam_epsilon": 1e-3, "use_cpu": True},
+    )  # fmt: skip
+
+
+def conversion(folder: Path) -> None:
+    """The processes end with the same model; it is left for one process to be compared with."""
+    for family in CONVERTED:
+        torch.save(converted(family).state_dict(), folder / f"{family}-{torch.distributed.get_rank()}.pt")
+
+
 TASKS: dict[str, Callable[[Path], None]] = {
     "ddp": ddp, "fsdp2": fsdp2, "annealing": annealing, "trainer": trainer, "extras": extras, "loop": loop,
-    "plugin": plugin,
+    "plugin": plugin, "conversion": conversion,
 }  # fmt: skip
 
 if __name__ == "__main__":

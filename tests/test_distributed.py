@@ -73,6 +73,15 @@ def check_fsdp2(made):
         worker.same(model.state_dict(), torch.load(made / f"{family}.pt"))
 
 
+def check_conversion(made):
+    for family in worker.CONVERTED:
+        first, second = (torch.load(made / f"{family}-{rank}.pt") for rank in range(worker.PROCESSES))
+        alone = worker.converted(family).state_dict()
+        for name, tensor in first.items():
+            assert torch.equal(second[name], tensor), name
+        worker.same(first, alone)
+
+
 def check_trainer(made, folder):
     for family in worker.TRAINED:
         end = load_file(made / family / "end" / "model.safetensors")
@@ -129,7 +138,8 @@ def test_torchrun_ddp_fsdp2_and_trainer_with_extras_equal_one_process_which_resu
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_accelerate_launch_with_a_loop_of_ones_own_equals_one_process_which_resumes_its_state(tmp_path):
-    launch([*ACCELERATE, free_port()], tmp_path, "loop", "plugin")
+    launch([*ACCELERATE, free_port()], tmp_path, "loop", "plugin", "conversion")
+    check_conversion(tmp_path / "conversion")
     for family in worker.TRAINED:
         made = tmp_path / "loop" / family
         end = load_file(made / "end" / "model.safetensors")
