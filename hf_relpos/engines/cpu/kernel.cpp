@@ -940,10 +940,36 @@ struct RowsRoom {
           gated(pieces.take<T>(rows * width)) {}
 };
 
+// A column of such a product: factor * a row of `matrix` . the row of a table, for each row.
+template <class T>
+INLINE void dot_rows(i64 rows, i64 dim, T factor, Matrix<const T> matrix, const T* of_table, T* to, i64 stride) {
+    for (i64 i = 0; i < rows; ++i) to[i * stride] = factor * dot(matrix.data + i * matrix.stride, of_table, dim);
+}
+FOR_EACH_PROCESSOR void multiply_column(i64 rows, i64 dim, float factor, Matrix<const float> matrix,
+                                        const float* of_table, float* to, i64 stride) {
+    dot_rows(rows, dim, factor, matrix, of_table, to, stride);
+}
+FOR_EACH_PROCESSOR void multiply_column(i64 rows, i64 dim, double factor, Matrix<const double> matrix,
+                                        const double* of_table, double* to, i64 stride) {
+    dot_rows(rows, dim, factor, matrix, of_table, to, stride);
+}
+
+// factor * matrix @ table.T over the offsets of `own`. A whole table has an odd number of them, and products that are one
+// column wider than whole vectors take as long as for the next whole vector, so that column is taken by itself.
+template <class T>
+void multiply_table(const TableView<T>& table, i64 head, Span own, i64 rows, T factor, Matrix<const T> matrix,
+                    const Products<T>& multiply, T* to) {
+    const i64 dim = table.columns, whole = own.width() % 2 ? own.width() - 1 : own.width();
+    const T* numbers = table.row(head, own.low);
+    multiply(rows, whole, dim, factor, matrix, {numbers, std::max<i64>(1, dim), TRANSPOSED}, T(0), {to, own.stride()});
+    if (whole < own.width())
+        multiply_column(rows, dim, factor, matrix, numbers + whole * dim, to + whole, own.stride());
+}
+
 // What the tables add to the scores of a block of queries, over the offsets of `span`; `query` comes unscaled. Rows
 // before the gate are left in `room.plain` where there is a gate.
 template <class T>
-OffsetRows<const T> rows_on_scores(const Tables<T>& tables, i64 head, Span span, i64 rows, i64 dim, T scale,
+OffsetRows<const T> rows_on_scores(const Tables<T>& tables, i64 head, Span span, i64 rows, T scale,
                                    Matrix<const T> query, const T* gates, const Products<T>& multiply,
                                    RowsRoom<T>& room) {
     if (!tables.on_scores()) return {};
@@ -952,8 +978,7 @@ OffsetRows<const T> rows_on_scores(const Tables<T>& tables, i64 head, Span span,
 
     const Span own = span.told_apart(tables.query.horizon);
     if (tables.query) {
-        const Matrix<const T> table{tables.query.row(head, own.low), std::max<i64>(1, dim), TRANSPOSED};
-        multiply(rows, own.width(), dim, scale, query, table, T(0), {room.products, own.stride()});
+        multiply_table(tables.query, head, own, rows, scale, query, multiply, room.products);
         if (own == span && !tables.bias && !tables.native_bias && !gates) return {room.products, span.stride()};
     }
     const i64 width = span.width(), count = tables.per_query() ? rows : 1;
@@ -980,13 +1005,12 @@ OffsetRows<const T> rows_on_scores(const Tables<T>& tables, i64 head, Span span,
 // output gradient . value table for a block of queries, over the offsets of `span`, gated. Left in `room.products` over
 // the offsets that the table tells apart, not gated.
 template <class T>
-OffsetRows<const T> rows_on_values(const Tables<T>& tables, i64 head, Span span, i64 rows, i64 dim,
+OffsetRows<const T> rows_on_values(const Tables<T>& tables, i64 head, Span span, i64 rows,
                                    Matrix<const T> output_gradient, const T* gates, const Products<T>& multiply,
                                    RowsRoom<T>& room) {
     if (!tables.value) return {};
     const Span own = span.told_apart(tables.value.horizon);
-    const Matrix<const T> table{tables.value.row(head, own.low), std::max<i64>(1, dim), TRANSPOSED};
-    multiply(rows, own.width(), dim, T(1), output_gradient, table, T(0), {room.products, own.stride()});
+    multiply_table(tables.value, head, own, rows, T(1), output_gradient, multiply, room.products);
     if (own == span && !gates) return {room.products, span.stride()};
     std::fill_n(room.gated, rows * span.stride(), T(0));
     for (i64 i = 0; i < rows; ++i)
@@ -1224,7 +1248,7 @@ class Forward : Attention<E, T> {
         softmax.sight = sight;
         softmax.span = span;
         softmax.relative =
-            rows_on_scores(tables_, head, span, rows, dim, scale_, query, gates, multiply_, room.relative);
+            rows_on_scores(tables_, head, span, rows, scale_, query, gates, multiply_, room.relative);
         if (tables_.value) {
             softmax.mass = {room.mass, span.stride()};
             std::fill_n(room.mass, rows * span.stride(), T(0));
@@ -1476,9 +1500,9 @@ class Backward : Attention<E, T> {
         gradient.sight = sight;
         gradient.span = span;
         gradient.relative =
-            rows_on_scores(tables_, head, span, rows, dim, scale_, query, gates, multiply_, room.relative);
+            rows_on_scores(tables_, head, span, rows, scale_, query, gates, multiply_, room.relative);
         gradient.mixed =
-            rows_on_values(tables_, head, span, rows, value_dim, output_gradient, gates, multiply_, room.mixed);
+            rows_on_values(tables_, head, span, rows, output_gradient, gates, multiply_, room.mixed);
         gradient.mass = mass_of_values(room, mine, span, rows);
         gradient.score_mass = mass_of_scores(room, mine, span, rows);
         gradient.dropout = this->dropout_;
