@@ -432,6 +432,16 @@ def test_all_tasks_are_measured_and_kept_with_the_converted_reader(
     assert all(len(each["results"]) == 6 for each in kept)
 
 
+def test_the_page_shows_how_near_a_conversion_came(tmp_path: Path):
+    rows = [{"length": 64, "cosine": 0.99, "least": 0.9}, {"length": 512, "cosine": 0.98, "least": 0.9}]
+    parts.write_parts("conversion", [parts.part({"what": "MiniLM"}, rows, minutes=15.5)], tmp_path)
+    page = long_report.page(tmp_path)
+    assert "| 512 | 0.9800 | 0.9000 |" in page
+    assert "- cosine at 512 is 0.9800, less than 0.985" in page
+    assert "- it took 15.5 minutes" in page
+    assert "cosine at 64" not in page
+
+
 def test_the_page_shows_the_tasks_and_what_was_not_reached(tmp_path: Path):
     parts.write_parts("reads_long", [found(0.6, 0.7, 0.74), labelled([0.9] * 4, [0.9] * 4)], tmp_path)
     page = long_report.page(tmp_path)
