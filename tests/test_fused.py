@@ -147,6 +147,11 @@ def test_equals_the_reference_with_every_term_and_shape(kind: str):
     assert_right(make(**KINDS[kind]), causal=True, query_offset=2)
 
 
+def by_eager(tensors: dict[str, Tensor], **rules: Any) -> Tensor:
+    mask = AttentionMask(tensors["q"].shape[2], tensors["k"].shape[2], **rules)
+    return eager.attend(tensors["q"], tensors["k"], tensors["v"], terms_of(tensors), mask, scale=SCALE)[0]
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("rules", [{}, {"causal": True}, {"window": 150}], ids=str)
 def test_equals_eager_in_several_blocks_of_queries_and_pieces_of_keys(rules: dict[str, Any]):
@@ -154,12 +159,14 @@ def test_equals_eager_in_several_blocks_of_queries_and_pieces_of_keys(rules: dic
     padding = torch.ones(1, 1100, dtype=torch.bool)
     padding[0, [0, 1, 40, 700, 1099]] = False
     given = {"query_offset": 500, "padding": padding, **rules}
+    reference.assert_all_close(all_of(by_fused, tensors, **given), all_of(by_eager, tensors, **given), 1e-10)
 
-    def by_eager(tensors: dict[str, Tensor]) -> Tensor:
-        mask = AttentionMask(300, 1100, **given)
-        return eager.attend(tensors["q"], tensors["k"], tensors["v"], terms_of(tensors), mask, scale=SCALE)[0]
 
-    reference.assert_all_close(all_of(by_fused, tensors, **given), all_of(by_eager, tensors), 1e-10)
+@pytest.mark.core
+@pytest.mark.parametrize("shared", [True, False], ids=["one table", "a table per head"])
+def test_equals_eager_with_so_many_sequences_that_a_task_takes_several_heads(shared: bool):
+    tensors = make(batch=20, heads=22, key_heads=11, queries=3, keys=4, dim=2, value_dim=2, shared=shared)
+    reference.assert_all_close(all_of(by_fused, tensors, causal=True), all_of(by_eager, tensors, causal=True), 1e-10)
 
 
 @st.composite
