@@ -111,6 +111,13 @@ def test_out_of_a_gated_patch_with_its_positions():
     assert rows(result, "all", 16).states > rows(result, "start", 16).states
 
 
+@pytest.mark.parametrize("scheme", ["alibi", "rotary", "convolution", "shaw-rank"])
+def test_into_schemes_of_every_kind(scheme):
+    relpos = RelPosConfig(tiny.SCHEMES[scheme], native="drop", share_layers=scheme == "shaw-rank")
+    result = converted(build("bert"), relpos)
+    assert rows(result, "all", 16).states > rows(result, "start", 16).states
+
+
 # The warm start
 
 
@@ -150,6 +157,11 @@ def test_tables_are_fitted_to_what_was_seen_as_often_as_each_offset_occurs():
     far = torch.stack([(bias * pairs)[:, side].sum(1) / pairs[side].sum() for side in (slice(0, 4), slice(9, 13))], 1)
     expected = torch.cat([far[:, :1], bias[:, 4:9], far[:, 1:]], 1) - (bias * pairs).sum(1, keepdim=True) / pairs.sum()
     tiny.assert_close(table, expected, atol=1e-3)
+
+
+def test_a_single_short_text_is_enough():
+    result = converted(build("bert"), source=["w1 w2 w3 w4 w5"], steps=(1, 1))
+    assert len(result.relpos_fidelity.rows) == 9
 
 
 def test_where_the_tables_start_is_as_asked_for():

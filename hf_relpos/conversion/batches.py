@@ -171,11 +171,16 @@ class Steps(Dataset):
         """Tokens for one sequence: a document's beginning or a part of it, or where that is short, several joined."""
         document = draw.choice(self.documents)
         start = draw.randrange(max(1, len(document) - size + 1)) if draw.random() < 0.5 else 0
-        ids = list(document[start : start + size])
-        if len(ids) < size and draw.random() < 0.5:
-            while len(ids) < size:
-                ids += draw.choice(self.documents)
-        return ids[:size]
+        ids = document[start : start + size]
+        return filled(draw, ids, size, self.documents) if draw.random() < 0.5 else ids
+
+
+def filled(draw: random.Random, ids: Sequence[int], size: int, documents: Sequence[Sequence[int]]) -> list[int]:
+    """Tokens, and those of documents that are drawn, until there are so many."""
+    ids = list(ids)
+    while len(ids) < size:
+        ids += draw.choice(documents)
+    return ids[:size]
 
 
 def beginnings(documents: Sequence[Sequence[int]], size: int, count: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from hf_relpos.compat import sentence_transformers as sentences
 from hf_relpos.config import RelPosLike
 from hf_relpos.conversion import admission, warm_start
-from hf_relpos.conversion.batches import Batch, Frame, Steps, beginnings
+from hf_relpos.conversion.batches import Batch, Frame, Steps, filled
 from hf_relpos.conversion.fidelity import Examination, FidelityReport
 from hf_relpos.conversion.frame import frame_of
 from hf_relpos.conversion.labels import labels_for
@@ -136,7 +136,7 @@ def convert(
     if output_dir is not None:
         open_folder(Path(output_dir), settings)
     watched = _watched(learned, frame, start, lengths, inner, seed)
-    with _as_teacher(inner, device):
+    with _as_teacher(model, device):
         student, seen = make_student(inner, config, lambda original: warm_start.watch(original, watched), device)
         warm_start.fold_mean_position(student, inner)
         if start != "zeros":
@@ -160,18 +160,17 @@ def _watched(
         return []
     length = min(max(lengths), frame.reach or max(lengths))
     size, draw = length - frame.special, random.Random(f"{seed} watched")
-    rows = max(1, _WATCHED_TOKENS // length)
+    rows = max(2, _WATCHED_TOKENS // length)
     if start == "data-free":
         words = model.get_input_embeddings().weight.shape[0]
         contents = [[draw.randrange(words)] * size for _ in range(rows)]
     else:
-        contents = beginnings(draw.sample(documents, len(documents)), size, rows)
-        contents = [ids for ids in contents if len(ids) == size]
+        contents = [filled(draw, (), size, documents) for _ in range(rows)]
     return [frame.batch(contents[first : first + 4]) for first in range(0, len(contents), 4)]
 
 
 @contextmanager
-def _as_teacher(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
+def _as_teacher(model: Any, device: torch.device) -> Iterator[None]:
     """Have a model on a device and in eval mode for a while."""
     modes = [(module, module.training) for module in model.modules()]
     before = model.device

@@ -156,6 +156,7 @@ def _arguments(stage: Stage, training: Training, folder: Path) -> TrainingArgume
         "output_dir": str(folder),
         "max_steps": stage.steps,
         "per_device_train_batch_size": 1,  # a batch of the data, which is made of many sequences
+        "gradient_accumulation_steps": 1,
         "learning_rate": stage.added_learning_rate if stage.learning_rate is None else stage.learning_rate,
         "warmup_steps": min(max(_WARM_UP_STEPS, round(_WARM_UP * stage.steps)), stage.steps),
         "seed": training.seed,

@@ -180,19 +180,19 @@ def _fit(layer: RelPosLayer, seen: list[Seen], causal: bool) -> None:
             total += ((score - wanted[:, None]).square() * share).sum(-1).mean()
         return total
 
-    if not loss().requires_grad:
+    if not learned or not loss().requires_grad:
         return
     optimizer = torch.optim.LBFGS(learned, max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
 
     def again() -> Any:
-        optimizer.zero_grad()
+        layer.zero_grad()
         now = loss()
         now.backward()
         return now
 
     with torch.enable_grad():
         optimizer.step(again)
-    optimizer.zero_grad()
+    layer.zero_grad()
 
 
 @torch.no_grad()
