@@ -152,7 +152,7 @@ def _save(converted: Any, tokenizer: Any, folder: Path, title: str, source: str)
     converted.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-        write_model_card(converted, folder, title=title, training=training, progress=report.progress(), overwrite=True)
+        write_model_card(converted, folder, title=title, training=training, progress=report.table, overwrite=True)
     else:
         card = folder / "README.md"
         card.write_text(card.read_text(encoding="utf-8") + report.section(), encoding="utf-8")

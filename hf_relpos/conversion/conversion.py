@@ -20,7 +20,8 @@ from hf_relpos.compat import sentence_transformers as sentences
 from hf_relpos.config import RelPosLike
 from hf_relpos.conversion import admission, warm_start
 from hf_relpos.conversion.batches import Batch, Frame, Steps, filled
-from hf_relpos.conversion.fidelity import Examination, FidelityReport
+from hf_relpos.conversion.examination import Examination
+from hf_relpos.conversion.fidelity import FidelityReport
 from hf_relpos.conversion.frame import frame_of
 from hf_relpos.conversion.labels import labels_for
 from hf_relpos.conversion.lengths import default_lengths, set_lengths

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, Tra
 from hf_relpos.conversion.batches import Steps
 from hf_relpos.conversion.callbacks import ConversionProgress, StopAtFidelity
 from hf_relpos.conversion.errors import ConversionError
-from hf_relpos.conversion.fidelity import Examination
+from hf_relpos.conversion.examination import Examination
 from hf_relpos.conversion.matching import Matching
 from hf_relpos.conversion.progress import is_finished, last_checkpoint
 from hf_relpos.conversion.reading import Pool
