@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from typing import Any
 
 import pytest
 import tiny
@@ -16,8 +17,11 @@ from hf_relpos import ClippedBias, ConversionError, RelPosConfig, Shaw, T5Bias, 
 from hf_relpos.conversion import warm_start
 
 SCHEMES = [ClippedBias(8), Shaw(4)]
-# Few steps at a large rate: what is protected is that something is learned at all.
-SETTINGS = {"steps": (10, 20), "batch_tokens": 128, "lengths": (8, 16, 32), "progress": False}
+# Few steps at large rates: what is protected is that something is learned at all.
+SETTINGS: dict[str, Any] = {
+    "steps": (10, 20), "batch_tokens": 128, "lengths": (8, 16, 32), "learning_rates": (0.1, 3e-3, 3e-2),
+    "progress": False,
+}  # fmt: skip
 
 
 def texts(count=100, seed=0):
@@ -53,7 +57,7 @@ def test_every_family_comes_nearer_to_the_original_which_stays_as_it_is(family):
     assert isinstance(result, type(model))
     assert result.config.relpos["native"] == "drop"
     for length in (8, 16, 32):
-        assert rows(result, "all", length).states > rows(result, "start", length).states
+        assert rows(result, "all", length).states > rows(result, "start", length).states + 0.002
 
 
 @pytest.mark.core
@@ -111,10 +115,10 @@ def test_out_of_a_gated_patch_with_its_positions():
     assert rows(result, "all", 16).states > rows(result, "start", 16).states
 
 
-@pytest.mark.parametrize("scheme", ["alibi", "rotary", "convolution", "shaw-rank"])
+@pytest.mark.parametrize("scheme", ["alibi", "rotary", "shaw-rank"])
 def test_into_schemes_of_every_kind(scheme):
     relpos = RelPosConfig(tiny.SCHEMES[scheme], native="drop", share_layers=scheme == "shaw-rank")
-    result = converted(build("bert"), relpos)
+    result = converted(build("bert"), relpos, learning_rates=(0.02, 3e-3, 3e-3))
     assert rows(result, "all", 16).states > rows(result, "start", 16).states
 
 
