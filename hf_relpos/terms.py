@@ -44,7 +44,8 @@ class RelativeTerms:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to add, so that plain attention is the answer."""
-        return len(self.tables) == 0
+        tables = (self.bias, self.query, self.key, self.value, self.native_bias)
+        return all(table is None for table in tables)
 
     @property
     def tables(self) -> tuple[Tensor, ...]:

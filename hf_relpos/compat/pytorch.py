@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 # What wrappers put into the names of modules and parameters, and take out again when they save.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
@@ -15,6 +16,11 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` is at work: tensors made now may be wrappers that end with it."""
     return torch._C._are_functorch_transforms_active()
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may carry derivatives along."""
+    return forward_ad._current_level >= 0
 
 
 def below_autograd() -> AbstractContextManager[None]:

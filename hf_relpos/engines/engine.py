@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from hf_relpos.compat import pytorch
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
 
@@ -41,6 +42,8 @@ class Case:
     @property
     def has_tangents(self) -> bool:
         """Whether a derivative is carried along, in forward mode."""
+        if not pytorch.in_forward_mode():  # asked for every call, and hardly ever so
+            return False
         tensors = (self.query, self.key, self.value, *self.terms.tables, self.terms.gate, self.mask.dense)
         return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
