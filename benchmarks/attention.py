@@ -259,7 +259,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for made in comparisons(args):
-        show(f"{', '.join(map(str, made['of'].values()))} tokens x {made['batch']}", made["results"])
+        of = {"load": 0, **made["of"]}
+        said = f"{of['scheme']}, {of['direction']}, {of['pass']}, {of['length']} tokens x {made['batch']}"
+        show(said + f", beside {of['load']} busy processes" * bool(of["load"]), made["results"])
         if not args.no_save:  # at once: a long run that is broken off keeps what it has
             write_parts("attention", [made], args.output_dir)
 
