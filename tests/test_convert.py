@@ -216,7 +216,7 @@ def same_before_and_after(model, match, error=ConversionError, **given):
         ({"steps": (1,)}, "`steps` is"),
         ({"batch_tokens": 0}, "`batch_tokens` is 0"),
         ({"learning_rates": (1, 1, -1)}, "`learning_rates` is"),
-        ({"start": "warm"}, "`start` is 'warm', but must be one of 'texts', 'data-free', 'zeros'"),
+        ({"start": "warm"}, "`start` is 'warm', but must be one of 'data-free', 'texts', 'zeros'"),
         ({"target": 2}, "`target` is 2"),
         ({"training_arguments": {"seed": 3}}, "`training_arguments` has 'seed', which convert sets itself"),
     ],

@@ -19,7 +19,7 @@ from hf_relpos.training.numbers import is_number
 # A vocabulary is padded to a round number at most, in the models there are.
 _LEAST_COVERED = 0.9
 
-STARTS = ("texts", "data-free", "zeros")
+STARTS = ("data-free", "texts", "zeros")
 
 
 def choices_of(relpos: RelPosLike) -> RelPosConfig:

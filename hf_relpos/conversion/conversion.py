@@ -49,7 +49,7 @@ def convert(
     batch_tokens: int = 2048,
     learning_rates: Sequence[float] = (2e-2, 3e-4, 3e-3),
     matching: Matching | None = None,
-    start: str = "texts",
+    start: str = "data-free",
     target: float | None = None,
     seed: int = 0,
     output_dir: str | Path | None = None,
@@ -80,9 +80,8 @@ def convert(
         learning_rates: the highest: of tables and gates in the first stage; of the layers in the second; of tables and
             gates in the second.
         matching: what is matched, and how much each part counts.
-        start: where the tables start: from what positions do to the model's scores while it reads some of the texts
-            (``"texts"``) or tokens of its vocabulary (``"data-free"``), or from their scheme's own values
-            (``"zeros"``).
+        start: where the tables start: from what positions do to the model's scores while it reads one token over and
+            over (``"data-free"``) or some of the texts (``"texts"``), or from their scheme's own values (``"zeros"``).
         target: a stage ends once the cosine of the embeddings is at least this at each length that the model reads.
         seed: of everything that is drawn. On one machine, equal seeds give equal models.
         output_dir: for checkpoints, where ``training_arguments`` has a ``save_strategy``.
@@ -156,7 +155,10 @@ def convert(
 def _watched(
     documents: Sequence[Sequence[int]], frame: Frame, start: str, lengths: Sequence[int], model: Any, seed: int
 ) -> list[Batch]:
-    """Sequences to watch the original with: full ones of texts, or of tokens drawn from its vocabulary."""
+    """Sequences to watch the original with: full ones of texts, or of one token each, drawn from its vocabulary.
+
+    Where a sequence repeats one token, all that differs from place to place is the position.
+    """
     if start == "zeros":
         return []
     length = min(max(lengths), frame.reach or max(lengths))
