@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
 from hub_server import errors_of
+from huggingface_hub import HfApi
 from safetensors import SafetensorError
 from test_convert import texts
 from test_pipelines import tokenizer
@@ -132,6 +134,25 @@ def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(more, said
     assert run(*scheme, **more) == 2
     assert said in capsys.readouterr().err
     assert sorted(given.rglob("*")) == before
+
+
+def test_the_finished_folder_is_pushed(given, monkeypatch, capsys):
+    pushed = {}
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, exist_ok: SimpleNamespace(repo_id=f"me/{repo_id}"))
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **arguments: pushed.update(arguments))
+    assert run("--push-to-hub", "longer") == 0
+    assert pushed["repo_id"] == "me/longer"
+    assert (pushed["folder_path"] / "model.safetensors").exists()
+
+    def offline(self, **arguments):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(HfApi, "upload_folder", offline)
+    assert run("--push-to-hub", "longer", output="again") == 2
+    assert (
+        "--push-to-hub longer: the result is in again, but could not be pushed: no network" in capsys.readouterr().err
+    )
+    assert is_patched(AutoModelForMaskedLM.from_pretrained("again"))
 
 
 def test_a_sentence_model_is_known_by_its_folder(given):

@@ -10,6 +10,7 @@ from test_pipelines import tokenizer
 
 from hf_relpos import ConversionError, convert, is_patched
 from hf_relpos.compat.sentence_transformers import inner_model
+from hf_relpos.conversion import Matching
 
 st = pytest.importorskip("sentence_transformers")
 modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
@@ -28,7 +29,8 @@ def sentence_model(folder, mode="mean"):
 def test_a_sentence_model_comes_back_that_embeds_alike_and_longer(mode, tmp_path):
     model = sentence_model(tmp_path, mode)
     before = taken(inner_model(model))
-    result = convert(model, SCHEMES, texts(), **{**SETTINGS, "start": "zeros", "steps": (10, 30)})
+    settings = {**SETTINGS, "start": "zeros", "steps": (10, 30), "matching": Matching(embedding=1)}
+    result = convert(model, SCHEMES, texts(), **settings)
     tiny.assert_same(taken(inner_model(model)), before)
     assert type(result) is type(model)
     assert is_patched(result)
@@ -38,7 +40,7 @@ def test_a_sentence_model_comes_back_that_embeds_alike_and_longer(mode, tmp_path
 
     some = [" ".join(text.split()[:10]) for text in texts(20, seed=5)]
     theirs, mine = (one.encode(some, convert_to_tensor=True) for one in (model, result))
-    start = convert(model, SCHEMES, texts(), **{**SETTINGS, "start": "zeros", "steps": (0, 0)})
+    start = convert(model, SCHEMES, texts(), **{**settings, "steps": (0, 0)})
     unlike = start.encode(some, convert_to_tensor=True)
     far, near = (1 - torch.nn.functional.cosine_similarity(one, theirs).mean() for one in (unlike, mine))
     assert near < 0.8 * far

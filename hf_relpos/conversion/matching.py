@@ -20,6 +20,9 @@ from hf_relpos.conversion.reading import Reading
 class Matching:
     """What is matched, and how much each part counts.
 
+    The last layer and the embedding count nothing by default: both follow from the states, and what is learned of them
+    from a few sequences a step is noise beside those (docs/convert.md has the figures).
+
     Attributes:
         states: hidden states, mean over all layers.
         last: hidden states of each stack's last layer, on top of that.
@@ -28,8 +31,8 @@ class Matching:
     """
 
     states: float = 1.0
-    last: float = 0.5
-    embedding: float = 1.0
+    last: float = 0.0
+    embedding: float = 0.0
     logits: float = 1.0
 
     def loss(self, student: Reading, teacher: Reading, weights: Tensor) -> Tensor:
@@ -47,8 +50,9 @@ class Matching:
                 for mine, theirs in zip(student.states[name][1:], layers[1:], strict=True)
             ]
             rows = rows + self.states * torch.stack(errors).mean(0) + self.last * errors[-1]
-        cosine = functional.cosine_similarity(student.embedding.float(), teacher.embedding.float(), dim=-1)
-        rows = rows + self.embedding * (1 - cosine)
+        if self.embedding:
+            cosine = functional.cosine_similarity(student.embedding.float(), teacher.embedding.float(), dim=-1)
+            rows = rows + self.embedding * (1 - cosine)
         if self.logits and teacher.logits is not None and student.logits is not None:
             rows = rows + self.logits * divergence(student.logits, teacher.logits, teacher)
         return (rows * weights).sum()
