@@ -47,7 +47,7 @@ def convert(
     lengths: Sequence[int] | None = None,
     steps: Sequence[int] = (100, 400),
     batch_tokens: int = 2048,
-    learning_rates: Sequence[float] = (2e-2, 3e-4, 3e-3),
+    learning_rates: Sequence[float] = (2e-2, 2e-4, 1e-3),
     matching: Matching | None = None,
     start: str = "data-free",
     target: float | None = None,
