@@ -45,7 +45,7 @@ def convert(
     *,
     column: str = "text",
     lengths: Sequence[int] | None = None,
-    steps: Sequence[int] = (100, 400),
+    steps: Sequence[int] = (80, 360),
     batch_tokens: int = 2048,
     learning_rates: Sequence[float] = (2e-2, 2e-4, 1e-3),
     matching: Matching | None = None,
