@@ -21,12 +21,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-# Makes what a model is given, labels included, of windows of tokens.
-Batch = Callable[[Tensor], dict[str, Tensor]]
+# Makes what a model is given, labels included, of windows of tokens, and of the position of each one's first token.
+Batch = Callable[..., dict[str, Tensor]]
 
-VOCABULARY, END, HIDDEN = 2048, "<end>", "<hidden>"
-POSITIONS = 256
-BATCH, RATE, WARM_UP = 8, 3e-3, 50
+VOCABULARY, END, HIDDEN = 258, "<end>", "<hidden>"  # bytes, so that order matters from the first
+POSITIONS, SHORT = 256, 16
+BATCH, RATE, WARM_UP = 2048, 3e-3, 50
 HIDDEN_SHARE = 0.15  # of the tokens that T5 is given
 
 
@@ -41,19 +41,25 @@ class Hide:
         self.hidden = hidden
         self.generator = torch.Generator().manual_seed(0)
 
-    def __call__(self, windows: Tensor) -> dict[str, Tensor]:
+    def __call__(self, windows: Tensor, first: Tensor | None = None) -> dict[str, Tensor]:
         """``input_ids`` and ``labels``, ``[windows, length]``; other tokens are hidden each time."""
         away = torch.rand(windows.shape, generator=self.generator) < HIDDEN_SHARE
         return {"input_ids": windows.masked_fill(away, self.hidden), "labels": windows}
 
 
-def predict(windows: Tensor) -> dict[str, Tensor]:
-    """What GPT-2 learns: the next token of ``[windows, length]``."""
-    return {"input_ids": windows, "labels": windows}
+def predict(windows: Tensor, first: Tensor | None = None) -> dict[str, Tensor]:
+    """What GPT-2 learns: the next token of ``[windows, length]``, from position 0 or from ``first``, ``[windows]``."""
+    batch = {"input_ids": windows, "labels": windows}
+    if first is not None:
+        batch["position_ids"] = first[:, None] + torch.arange(windows.shape[1])
+    return batch
 
 
 def tokenizer_of(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of these texts; its first token ends a text, and pads."""
+    """A byte-level BPE tokenizer of these texts; its first token ends a text, and pads.
+
+    With a vocabulary of 258 it merges nothing: its tokens are bytes.
+    """
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel()
     made.decoder = decoders.ByteLevel()
@@ -96,15 +102,17 @@ def small_t5() -> T5ForConditionalGeneration:
 
 
 def train(model: PreTrainedModel, tokens: Tensor, make: Batch, steps: int) -> PreTrainedModel:
-    """Learn from windows of ``POSITIONS`` tokens drawn anywhere in a stream, the same ones for each model.
+    """Learn from windows drawn anywhere in a stream, the same ones for each model.
 
-    AdamW; the rate rises over the first steps and falls to zero. The model is in evaluation mode afterwards.
+    Half of the steps with windows of ``SHORT`` tokens, anywhere among the positions, as what is near is learned much
+    faster there; then with ``POSITIONS`` tokens. AdamW; the rate rises over the first steps and falls to zero. The
+    model is in evaluation mode afterwards.
 
     Args:
         model: is trained in place.
         tokens: the stream.
         make: what the model is given of windows.
-        steps: batches of ``BATCH`` windows.
+        steps: batches of ``BATCH`` tokens.
     """
     draw = random.Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
@@ -112,9 +120,12 @@ def train(model: PreTrainedModel, tokens: Tensor, make: Batch, steps: int) -> Pr
         optimizer, lambda step: min((step + 1) / WARM_UP, (steps - step) / max(1, steps - WARM_UP))
     )
     model.train()
-    for _ in range(steps):
-        starts = [draw.randrange(len(tokens) - POSITIONS + 1) for _ in range(BATCH)]
-        loss = model(**make(torch.stack([tokens[start : start + POSITIONS] for start in starts]))).loss
+    for step in range(steps):
+        length = SHORT if step < steps // 2 else POSITIONS
+        rows = range(BATCH // length)
+        starts = [draw.randrange(len(tokens) - length + 1) for _ in rows]
+        first = torch.tensor([draw.randrange(POSITIONS - length + 1) for _ in rows])
+        loss = model(**make(torch.stack([tokens[start : start + length] for start in starts]), first)).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -131,5 +142,6 @@ def windows_of(tokens: Tensor, length: int) -> Tensor:
 @torch.inference_mode()
 def loss_over(model: PreTrainedModel, windows: Tensor, make: Batch) -> float:
     """The mean loss over the tokens of ``[windows, length]``; GPT-2 has no loss for the first of a window."""
-    losses = [model(**make(some)).loss.item() * len(some) for some in windows.split(BATCH)]
+    batches = windows.split(max(1, BATCH // windows.shape[1]))
+    losses = [model(**make(some)).loss.item() * len(some) for some in batches]
     return sum(losses) / len(windows)

@@ -21,7 +21,8 @@ TEXTS = [f"the cat sat on the mat and the {animal} ran far away from home" for a
 def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_models, "VOCABULARY", 300)
     monkeypatch.setattr(small_models, "POSITIONS", 16)
-    monkeypatch.setattr(small_models, "BATCH", 4)
+    monkeypatch.setattr(small_models, "SHORT", 4)
+    monkeypatch.setattr(small_models, "BATCH", 64)
 
 
 @pytest.mark.usefixtures("smaller")
@@ -51,6 +52,26 @@ def test_a_small_model_learns_the_same_each_time(family: str):
         assert after < before - 0.5
         made[run] = after
     assert made[0] == made[1]
+
+
+@pytest.mark.usefixtures("smaller")
+def test_training_reads_short_windows_at_all_positions_and_then_whole_ones():
+    tokens = torch.arange(100) % 250
+    read: list[torch.Tensor] = []
+    places: list[torch.Tensor] = []
+
+    def noted(windows: torch.Tensor, first: torch.Tensor) -> dict[str, torch.Tensor]:
+        read.append(windows)
+        places.append(first)
+        return small_models.predict(windows, first)
+
+    small_models.train(small_models.small_gpt2(), tokens, noted, steps=4)
+    assert [tuple(windows.shape) for windows in read] == [(16, 4), (16, 4), (4, 16), (4, 16)]
+    assert {int(first) for first in torch.cat(places[:2])} > set(range(2, 10))
+    assert torch.cat(places[2:]).eq(0).all()
+    windows = torch.tensor([[5, 6, 7]])
+    assert small_models.predict(windows, torch.tensor([3]))["position_ids"].tolist() == [[3, 4, 5]]
+    assert "position_ids" not in small_models.predict(windows)
 
 
 def test_hidden_tokens_are_hidden_from_the_source_alone_and_others_each_time():
