@@ -450,3 +450,8 @@ def test_the_page_shows_the_tasks_and_what_was_not_reached(tmp_path: Path):
     assert "|  | 256 | 512 | 1,024 | 2,048 |" in page
     assert page.count("Not reached:") == 1
     assert "- find, BBC: recall at 1 is 0.740" in page
+
+
+def test_the_page_of_converted_models_is_what_the_kept_results_make():
+    kept = long_report.TARGET.read_text(encoding="utf-8") if long_report.TARGET.exists() else long_report.HEAD
+    assert kept == long_report.page()
