@@ -14,7 +14,7 @@ import pytest
 import hf_relpos
 
 PACKAGE = Path(hf_relpos.__file__).parent
-PAGE = (PACKAGE.parent / "docs" / "compat.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "compat.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([\w.]+)` \| (`.+?`) \| .+ \| `([\w/]+\.py)` \| `(\w+)\.py::(\w+)` \|$", re.MULTILINE)
 ROWS = [
     (module, name, file, test_module, test)

@@ -255,7 +255,7 @@ def test_pipeline_for_features_and_tokens(tmp_path):
 # A patched model inside a user's own
 
 
-README = Path(hf_relpos.__file__).parents[1] / "README.md"
+README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.skipif(not README.exists(), reason="needs the repository")
