@@ -285,8 +285,8 @@ LIMITS = """
   They are to be measured again with the compiled kernel (`fused`), on a quiet machine.
 - **Vectors at 128 tokens.** A table of 2k + 1 vectors on the query and one on the value are seven matrix products
   beside attention's seven, each (2k + 1) / 128 of one of those: with k = 32 half of the work again, by the same
-  library. With k = 16, of 100 parts of the time attention's own products take 56, those with tables 19, the rows of
-  scores 11, writing results 7. Kept: rows in whole vectors, one sum of a table's gradients for several heads, rows
+  library. With k = 16 attention's own products take most of the time, those with tables come next, before the rows of
+  scores. Kept: rows in whole vectors, one sum of a table's gradients for several heads, rows
   over offsets that start where products are fast, the odd vector by itself. Tried and not faster: tables appended to
   the keys, so that one product does both; adding up per offset after all rows.
 - **Attention dropout.** No fused operator of PyTorch for the CPU drops weights: the unpatched model runs unfused, and
