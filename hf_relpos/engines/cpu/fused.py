@@ -6,6 +6,7 @@ The kernel is `kernel.cpp`; here it becomes two operators of PyTorch, so that a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -175,16 +176,33 @@ class _Inputs:
         if tensor.shape != shape:
             raise ValueError(f"The {name} has shape {list(tensor.shape)}, but must have {list(shape)}.")
 
-    def record(self, tokens: Tensor | None, seed: Tensor | None, rules: _Rules) -> Call:
-        """What the kernel is told in both passes. The tensors must outlive the call."""
+    def record(
+        self,
+        tokens: Tensor | None,
+        seed: Tensor | None,
+        rules: _Rules,
+        output: Tensor,
+        log_sums: Tensor,
+        gradients: Sequence[Tensor | None] = (None,) * 9,
+    ) -> Call:
+        """What the kernel is told in either pass; gradients are where those of the tensors go. All must outlive it."""
         batch, heads, queries, dim = self.query.shape
         _, key_heads, keys, value_dim = self.value.shape
-        return Call(
+        call = Call(
             DTYPES[self.query.dtype], batch, heads, key_heads, queries, keys, dim, value_dim,
             rules.query_offset, rules.causal, -1 if rules.window is None else min(rules.window, 2 * FARTHEST),
             rules.scale, rules.dropout, 0 if seed is None else int(seed), address(tokens),
-            Strided.of(self.query), Strided.of(self.key), Strided.of(self.value),
+            Strided.of(self.query), Strided.of(self.key), Strided.of(self.value), Strided.of(output),
         )  # fmt: skip
+        call.log_sums = log_sums.data_ptr()
+        call.query_gradient, call.key_gradient, call.value_gradient = map(Strided.of, gradients[:3])
+        call.bias, call.native_bias = Table.of(self.bias, gradients[3]), Table.of(self.native_bias, gradients[4])
+        call.query_table = Table.of(self.query_table, gradients[5])
+        call.key_table = Table.of(self.key_table, gradients[6])
+        call.value_table = Table.of(self.value_table, gradients[7])
+        call.gate, call.gate_batch = address(self.gate), 1 if self.gate is None else self.gate.shape[0]
+        call.gate_gradient = address(gradients[8])
+        return call
 
 
 @dataclass(frozen=True)
@@ -228,12 +246,8 @@ def _forward(
     inputs.check()
     output, log_sums = _outputs(query, value)
     tokens = _dense(tokens)
-    call = inputs.record(tokens, seed, _Rules(query_offset, causal, window, scale, dropout))
-    call.output, call.log_sums = Strided.of(output), log_sums.data_ptr()
-    call.bias, call.native_bias = Table.of(inputs.bias), Table.of(inputs.native_bias)
-    call.query_table, call.key_table = Table.of(inputs.query_table), Table.of(inputs.key_table)
-    call.value_table = Table.of(inputs.value_table)
-    call.gate, call.gate_batch = address(inputs.gate), 1 if inputs.gate is None else inputs.gate.shape[0]
+    rules = _Rules(query_offset, causal, window, scale, dropout)
+    call = inputs.record(tokens, seed, rules, output, log_sums)
     kernel = _kernel()
     kernel.run(kernel.forward, call)
     return output, log_sums
@@ -267,15 +281,9 @@ def _backward(
     gradients = _gradients(inputs, wanted)
     at = [gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)]
     tokens = _dense(tokens)
-    call = inputs.record(tokens, seed, _Rules(query_offset, causal, window, scale, dropout))
-    call.output, call.log_sums = Strided.of(output), log_sums.data_ptr()
+    rules = _Rules(query_offset, causal, window, scale, dropout)
+    call = inputs.record(tokens, seed, rules, output, log_sums, at)
     call.output_gradient = Strided.of(output_gradient)
-    call.query_gradient, call.key_gradient, call.value_gradient = map(Strided.of, at[:3])
-    call.bias, call.native_bias = Table.of(inputs.bias, at[3]), Table.of(inputs.native_bias, at[4])
-    call.query_table, call.key_table = Table.of(inputs.query_table, at[5]), Table.of(inputs.key_table, at[6])
-    call.value_table = Table.of(inputs.value_table, at[7])
-    call.gate, call.gate_batch = address(inputs.gate), 1 if inputs.gate is None else inputs.gate.shape[0]
-    call.gate_gradient = address(at[8])
     kernel = _kernel()
     kernel.run(kernel.backward, call)
     return gradients
