@@ -5,8 +5,7 @@ The kernel is `kernel.cpp`; here it becomes two operators of PyTorch, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
