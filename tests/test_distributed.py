@@ -129,7 +129,7 @@ def check_extras(made, folder):
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_torchrun_ddp_fsdp2_and_trainer_with_extras_equal_one_process_which_resumes_what_they_saved(tmp_path):
-    launch(TORCHRUN, tmp_path, "ddp", "fsdp2", "annealing", "trainer", "extras")
+    launch(TORCHRUN, tmp_path, "ddp", "every_choice", "fsdp2", "annealing", "trainer", "extras")
     check_fsdp2(tmp_path / "fsdp2")
     check_trainer(tmp_path / "trainer", tmp_path)
     check_extras(tmp_path / "extras", tmp_path)

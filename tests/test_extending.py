@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import re
-import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import by_formula
+import fresh
 import pytest
 import reference
 import tiny
@@ -118,11 +116,7 @@ def test_a_model_with_it_starts_exact_saves_and_loads_where_it_is_imported(kerpl
         "with torch.no_grad():\n"
         "    torch.testing.assert_close(model.eval()(**case['batch']).logits, case['wanted'], rtol=0, atol=1e-10)\n"
     )
-    imports = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport my_kerple\n"
-    with_it = subprocess.run(
-        [sys.executable, "-P", "-c", imports + load + check], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert with_it.returncode == 0, with_it.stderr
+    fresh.run("import my_kerple\n" + load + check, folder=tmp_path, paths=[tmp_path])
 
 
 def test_a_model_whose_scheme_is_not_there_says_which_are(kerple: Any, monkeypatch: pytest.MonkeyPatch):
@@ -270,22 +264,12 @@ def test_the_family_is_short_and_needs_only_what_is_public():
     assert "._" not in code
 
 
-def in_fresh_process(code: str, *arguments: str) -> str:
-    """What a process prints that finds the document's family beside it."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, timeout=300, check=False,
-        cwd=arguments[0], env={**os.environ, "PYTHONPATH": f"{Path(hf_relpos.__file__).parents[1]}:{arguments[0]}"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("native", ["keep", "gate", "drop"])
 def test_a_model_of_the_family_is_patched_trained_saved_loaded_and_unpatched(native, tmp_path):
     (tmp_path / "my_opt.py").write_text(code_of("A family"), encoding="utf-8")
-    in_fresh_process(
-        textwrap.dedent("""
+    fresh.run(
+        """
             import sys
             import torch, transformers
             import my_opt
@@ -336,10 +320,10 @@ def test_a_model_of_the_family_is_patched_trained_saved_loaded_and_unpatched(nat
             assert list(state) == list(before) and all(torch.equal(state[name], before[name]) for name in before)
             with torch.no_grad():
                 assert torch.equal(model(ids).logits, stock)
-        """),
-        str(tmp_path), native,
+        """,
+        str(tmp_path), native, paths=[tmp_path],
     )  # fmt: skip
-    load = textwrap.dedent("""
+    load = """
         import sys
         import torch, transformers
         import my_opt
@@ -354,7 +338,7 @@ def test_a_model_of_the_family_is_patched_trained_saved_loaded_and_unpatched(nat
         with torch.no_grad():
             assert torch.equal(model(made).logits[:, 10:-1].argmax(-1), made[:, 11:])
         print(type(model).__name__, [name for name in sys.modules if ".modeling_bert" in name])
-    """)
-    assert in_fresh_process(load, str(tmp_path)).split("\n")[-2] == "RelPosOPTForCausalLM []"
-    with pytest.raises(AssertionError, match="trust_remote_code"):
-        in_fresh_process(load.replace("import my_opt", "import hf_relpos"), str(tmp_path))
+    """
+    assert fresh.run(load, str(tmp_path), paths=[tmp_path]).split("\n")[-2] == "RelPosOPTForCausalLM []"
+    with pytest.raises(RuntimeError, match="trust_remote_code"):
+        fresh.run(load.replace("import my_opt", "import hf_relpos"), str(tmp_path))

@@ -6,12 +6,11 @@ import copy
 import dataclasses
 import io
 import pickle
-import subprocess
-import sys
 import textwrap
 import types
 from typing import Any
 
+import fresh
 import pytest
 import tiny
 import torch
@@ -69,14 +68,6 @@ def llama(dtype: torch.dtype = torch.float64, cls: str = "LlamaForCausalLM") -> 
 # What is imported
 
 
-def in_fresh_process(code: str, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", textwrap.dedent(code), *arguments],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 @pytest.mark.core
 def test_modelling_code_is_imported_for_the_family_that_is_asked_for_and_no_other(tmp_path):
     model = tiny.patched("bert")
@@ -102,14 +93,14 @@ def test_modelling_code_is_imported_for_the_family_that_is_asked_for_and_no_othe
         "hf_relpos.RelPosBertForMaskedLM.from_pretrained(sys.argv[1] + '/folder')",
         "import pickle; pickle.load(open(sys.argv[1] + '/pickle', 'rb'))",
     ):
-        in_fresh_process(
+        fresh.run(
             textwrap.dedent(head) + f"\nimport transformers\n{code}\nassert families() == {{'bert'}}, families()\n",
             str(tmp_path),
         )
 
 
 def test_configs_are_made_for_the_family_that_is_asked_for_and_no_other():
-    in_fresh_process("""
+    fresh.run("""
         import sys, hf_relpos
 
         def others():

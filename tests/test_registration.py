@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
+import fresh
 import pytest
 import tiny
 import tokenizers
@@ -143,15 +140,7 @@ def test_package_imported_anew_in_one_process_still_loads(tmp_path):
             hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)), "shaw")
         hf_relpos.unpatch_model(third)
     """
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", textwrap.dedent(code), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(Path(hf_relpos.__file__).parents[1])},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    fresh.run(code, str(tmp_path))
 
 
 # Tokenizers and pipelines

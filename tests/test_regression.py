@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import safetensors.torch
 import torch
@@ -138,11 +139,5 @@ def test_a_process_that_has_imported_nothing_can_read_the_pickles():
     if not pickles:
         pytest.skip(f"no pickles of Transformers {transformers.__version__}")
     code = "import sys, torch; print(*(type(torch.load(path, weights_only=False)).__name__ for path in sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *(str(one.path / "model.pt") for one in pickles)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.split() == [one.model_class for one in pickles], done.stderr
+    said = fresh.run(code, *(str(one.path / "model.pt") for one in pickles))
+    assert said.split() == [one.model_class for one in pickles]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import fresh
 import pytest
 import tiny
 import torch
@@ -220,16 +218,8 @@ print("REPORT" + json.dumps(report))
 
 
 def in_fresh_process(imports: str, folder: Path, heads: dict[str, str]) -> dict[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", FRESH.format(imports=imports), str(folder), json.dumps(heads)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(Path(hf_relpos.__file__).parents[1])},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.rpartition("REPORT")[2])
+    said = fresh.run(FRESH.format(imports=imports), str(folder), json.dumps(heads))
+    return json.loads(said.rpartition("REPORT")[2])
 
 
 @pytest.fixture(scope="module")

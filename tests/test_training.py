@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 
 import datasets
 import pytest
 import tiny
 import torch
 import transformers
-from pairwise import pairs, rows_of
-from tiny import FAMILIES, KINDS, NATIVE, SCHEMES, assert_close, build, choices, patched
-from torch import nn
+from tiny import FAMILIES, KINDS, NATIVE, assert_close, build, choices, patched
 from transformers import Trainer, TrainingArguments
 
 from hf_relpos import RelPosConfig, Shaw, T5Bias, patch_model, unpatch_model
@@ -169,49 +166,6 @@ def test_unpatched_after_the_trainer_is_the_stock_model_with_the_trained_weights
     stock = build(family)
     assert list(model.state_dict()) == list(stock.state_dict())
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in trained.items())
-
-
-# Two processes
-
-
-# Each family, each scheme, and all choices, in as few models as that needs.
-ONCE = rows_of(
-    pairs(
-        family=FAMILIES, scheme=SCHEMES, native=NATIVE, gate=tiny.GATES, share_layers=(False, True),
-        apart=("family", "scheme", "native", "gate", "share_layers"),
-    ).mark, with_grid=False,
-)[1]  # fmt: skip
-
-
-def _two_processes(rank, folder):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    problems = []
-    for family, scheme, native, gate, share_layers in ONCE:
-        config = choices(scheme, native, gate, share_layers=share_layers)
-        batch = {name: value.repeat(2, 1)[: 2 * 2] for name, value in tiny.labelled(family).items()}
-        alone = tiny.fill(patch_model(build(family), config)).train()
-        alone(**batch).loss.backward()
-        wrapped = nn.parallel.DistributedDataParallel(tiny.fill(patch_model(build(family), config)).train())
-        mine = {name: value[2 * rank : 2 * rank + 2] for name, value in batch.items()}
-        for _ in range(2):  # the second pass is where an unused parameter is complained about
-            wrapped.zero_grad()
-            wrapped(**mine).loss.backward()
-        for name, parameter in wrapped.module.named_parameters():
-            wanted = dict(alone.named_parameters())[name].grad
-            if parameter.grad is None or not torch.allclose(parameter.grad, wanted, atol=1e-4, rtol=1e-3):
-                problems.append((family, scheme, native, gate, name))
-    (folder / f"problems-{rank}.json").write_text(json.dumps(problems))
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_two_processes_train_without_looking_for_unused_parameters(tmp_path):
-    """DistributedDataParallel with its defaults: gradients are the mean of both, and none is missing."""
-    torch.multiprocessing.spawn(_two_processes, (tmp_path,), nprocs=2)
-    for rank in (0, 1):
-        assert json.loads((tmp_path / f"problems-{rank}.json").read_text()) == []
 
 
 def test_optimizer_made_after_the_patch_has_every_parameter_once():
