@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import test_pipelines
 import test_standalone
 import tiny
 import torch
@@ -223,6 +224,27 @@ def test_a_card_that_somebody_wrote_on_the_hub_stays(way, hub, run, tmp_path):
     assert data.license == "mit"
     assert data.tags == ["mine", "hf_relpos", "relative-position"]
     assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
+
+
+def patch_command(folder: str, repo: str) -> int:
+    from hf_relpos.cli import main
+
+    with mock.patch.dict(os.environ, {"HF_TOKEN": ME}):
+        return main(["patch", folder, "--scheme", "shaw:4", "--push-to-hub", repo])
+
+
+def test_the_patch_command_pushes_in_one_commit_and_keeps_a_card_that_somebody_wrote(hub, run, tmp_path):
+    tiny.build("bert").save_pretrained(tmp_path)
+    test_pipelines.tokenizer().save_pretrained(tmp_path)
+    assert run(patch_command, str(tmp_path), "by-command") == 0
+    commits = len(hub.repos["me/by-command"].commits)
+    assert {"model.safetensors", "tokenizer.json"} <= set(hub.files("me/by-command"))
+    card = hub.text("me/by-command", "README.md")
+    assert 'name = "me/by-command"' in card
+    run(upload_text, "me/by-command", "README.md", "Somebody's own words.")
+    assert run(patch_command, str(tmp_path), "by-command") == 0
+    assert "Somebody's own words." in hub.text("me/by-command", "README.md")
+    assert commits == 2  # an empty one when it was made, and the push
 
 
 def test_a_card_on_another_branch_stays(hub, run):

@@ -8,18 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModel, AutoTokenizer
-from transformers.utils import cached_file
 
 import hf_relpos
 from hf_relpos.cards import write_model_card
+from hf_relpos.cli.choices import schemes_of
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.cli.files import TABLES, read_file
-from hf_relpos.cli.loading import loading
-from hf_relpos.cli.output import check_folder
-from hf_relpos.names import CLASS_PREFIX
+from hf_relpos.cli.hub import check_repo_id, push
+from hf_relpos.cli.models import load_model
+from hf_relpos.cli.output import check_new_folder, put_in_place
 
 # What torch says when a checkpoint cannot be written; it raises a RuntimeError of no class of its own.
 _TORCH_CANNOT_WRITE = "inline_container"
@@ -37,16 +35,18 @@ def run_convert(args: argparse.Namespace) -> None:
         RelPosError: What :func:`hf_relpos.convert` raises.
     """
     output = Path(args.output_dir)
-    _check_output(output)
+    check_new_folder("--output-dir", output)
+    if args.push_to_hub is not None:
+        check_repo_id(args.push_to_hub)
     unfinished = output.with_name(output.name + UNFINISHED)
     if unfinished.exists() and not args.resume:
         raise CommandError(
             f"--output-dir {output}: a conversion into it was interrupted, and is in {unfinished}. Go on with it by "
             "--resume, or remove that folder."
         )
-    relpos = hf_relpos.RelPosConfig(schemes=[_scheme(given) for given in args.scheme], native="drop", gate=args.gate)
+    relpos = hf_relpos.RelPosConfig(schemes=schemes_of(args), native="drop", gate=args.gate)
     texts = _texts(args)
-    model, tokenizer = _load(args.model)
+    model, tokenizer = load_model(args.model)
     chosen = {
         name: getattr(args, name)
         for name in ("steps", "batch_tokens", "lengths", "target")
@@ -71,7 +71,7 @@ def run_convert(args: argparse.Namespace) -> None:
         print(f"\n{report}\n")
         shutil.rmtree(result, ignore_errors=True)
         _save(converted, tokenizer, result, output.name, args.model)
-        result.rename(output)
+        put_in_place(result, output)
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and _TORCH_CANNOT_WRITE not in str(error):
             raise
@@ -82,25 +82,7 @@ def run_convert(args: argparse.Namespace) -> None:
     shutil.rmtree(unfinished)
     print(f"{output}  the converted model, its tokenizer, its card and its fidelity ({report.seconds:.0f} seconds)")
     if args.push_to_hub is not None:
-        _push(output, args.push_to_hub)
-
-
-def _check_output(output: Path) -> None:
-    check_folder("--output-dir", output)
-    if output.is_dir() and any(output.iterdir()):
-        raise CommandError(f"--output-dir {output} is there already, with files in it. Give the name of a new folder.")
-    if output.is_dir():
-        output.rmdir()
-
-
-def _scheme(given: str) -> dict[str, Any]:
-    """A scheme as JSON from `name` or `name:max_distance`."""
-    name, _, distance = given.partition(":")
-    if not distance:
-        return {"type": name}
-    if not distance.isdecimal():
-        raise CommandError(f"--scheme {given}: {distance!r} must be a whole number, the clip distance of {name!r}.")
-    return {"type": name, "max_distance": int(distance)}
+        push(args.push_to_hub, lambda repo: output, kept=output)
 
 
 def _texts(args: argparse.Namespace) -> Any:
@@ -108,42 +90,6 @@ def _texts(args: argparse.Namespace) -> Any:
     if Path(args.texts).suffix[1:] in TABLES:
         return read_file("--texts", args.texts)
     return args.texts
-
-
-def _load(source: str) -> tuple[Any, Any]:
-    """A model in the class it was saved from, and its tokenizer; or a sentence model, which has one itself."""
-    with loading("MODEL", source):
-        if _is_sentence_model(source):
-            return _load_sentence_model(source), None
-        return _class_of(AutoConfig.from_pretrained(source)).from_pretrained(source), AutoTokenizer.from_pretrained(
-            source
-        )
-
-
-def _is_sentence_model(source: str) -> bool:
-    try:
-        return cached_file(source, "modules.json") is not None
-    except OSError:
-        return False
-
-
-def _load_sentence_model(source: str) -> Any:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ModuleNotFoundError as error:
-        raise CommandError(
-            f"MODEL {source} is one of sentence-transformers, which is not installed. Install it: pip install "
-            "sentence-transformers."
-        ) from error
-    return SentenceTransformer(source)
-
-
-def _class_of(config: Any) -> Any:
-    """The class a model was saved from, stock or patched; without a head where its config names none."""
-    name = next(iter(config.architectures or ()), "")
-    return getattr(transformers, name, None) or (
-        getattr(hf_relpos, name) if name.startswith(CLASS_PREFIX) else AutoModel
-    )
 
 
 def _save(converted: Any, tokenizer: Any, folder: Path, title: str, source: str) -> None:
@@ -159,18 +105,3 @@ def _save(converted: Any, tokenizer: Any, folder: Path, title: str, source: str)
     report.save(folder / "fidelity.json")
     with suppress(ModuleNotFoundError):  # matplotlib, which is in the demo's extra
         report.plot(folder / "fidelity.png")
-
-
-def _push(folder: Path, repo_id: str) -> None:
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    try:
-        repo = api.create_repo(repo_id, exist_ok=True).repo_id
-        api.upload_folder(repo_id=repo, folder_path=folder)
-    except Exception as error:  # the client raises errors of its own, of the network, of the values given
-        raise CommandError(
-            f"--push-to-hub {repo_id}: the result is in {folder}, but could not be pushed: "
-            f"{' '.join(str(error).split())}"
-        ) from error
-    print(f"pushed to {repo_id}")

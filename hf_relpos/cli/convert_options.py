@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from hf_relpos.cli.choices import add_gate, add_schemes
 from hf_relpos.cli.demo_options import positive, seed
-from hf_relpos.config import GATES
-from hf_relpos.schemes import SCHEMES
 
 DESCRIPTION = """
 Make a copy of a pretrained model with relative positions in place of its own. It learns on unlabelled text to say
@@ -33,11 +32,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--output-dir", required=True, metavar="DIR", help="a new folder for the result")
     parser.add_argument("--push-to-hub", metavar="ID", help="push the result to this repo, too")
     patch = parser.add_argument_group("relative positions")
-    patch.add_argument(
-        "--scheme", nargs="+", required=True, metavar="NAME[:K]",
-        help=f"one or several that add up, and their clip distances, as clipped:128 shaw:16; of {', '.join(SCHEMES)}",
-    )  # fmt: skip
-    patch.add_argument("--gate", default="head", help=f"gate on them: {', '.join(GATES)} (%(default)s)")
+    add_schemes(patch)
+    add_gate(patch)
     training = parser.add_argument_group("training")
     training.add_argument(
         "--steps", nargs=2, type=int, metavar="N",

@@ -18,13 +18,13 @@ from hf_relpos.cli import report
 from hf_relpos.cli.classifier import load_classifier, load_tokenizer
 from hf_relpos.cli.errors import CheckFailed, CommandError, extra_missing
 from hf_relpos.cli.learned import UNREACHED, collect_learned, unreached_in_words
+from hf_relpos.cli.models import EMBEDDED_MODEL_ID
 from hf_relpos.cli.output import check_output, open_output
 from hf_relpos.cli.reload_check import check_reload
 from hf_relpos.cli.training import EncodedTexts, Run, Settings, added_parameters, fine_tune, predict_logits
 
 UNPATCHED, PATCHED = "unpatched", "patched"
 CURVES, PICTURE, RESULTS = "validation_loss.png", "tables_and_gates.png", "results.json"
-EMBEDDED_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
 EMBEDDED_MODEL_LICENSE = "apache-2.0"
 IDENTITY_TOLERANCE = 1e-4
 

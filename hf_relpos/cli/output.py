@@ -1,10 +1,17 @@
-"""Folders to write into; of the demo's, only a new one, an empty one, or one that it made itself."""
+"""Folders to write into: checked before anything is done, and there when they are complete.
+
+Most commands take a new folder only; the demo also takes one that it made itself.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from hf_relpos.cli.errors import CommandError
 
@@ -28,6 +35,53 @@ def check_folder(option: str, folder: Path) -> None:
         raise CommandError(
             f"{option} {folder}: nothing can be written into {there}. Give a folder where you may write."
         )
+
+
+def check_new_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot be made or written into, or in which there is something. Writes nothing.
+
+    Args:
+        option: The option that names the folder.
+        folder: The folder, which need not exist.
+
+    Raises:
+        CommandError: If it is one of these.
+    """
+    check_folder(option, folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise CommandError(f"{option} {folder} is there already, with files in it. Give the name of a new folder.")
+
+
+def put_in_place(made: Path, folder: Path) -> None:
+    """Give a folder that was written beside it the name of a new or empty one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.is_dir():
+        folder.rmdir()
+    made.rename(folder)
+
+
+@contextmanager
+def written_whole(option: str, folder: Path) -> Iterator[Path]:
+    """A folder to write into that takes its place, and its name, when everything is in it; or is gone.
+
+    Args:
+        option: The option that names the folder.
+        folder: The folder, which :func:`check_new_folder` has passed.
+
+    Raises:
+        CommandError: If it cannot be written.
+    """
+    there = next(path for path in folder.absolute().parents if path.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=there) as beside:
+            made = Path(beside) / folder.name
+            made.mkdir()
+            yield made
+            put_in_place(made, folder)
+    except (OSError, SafetensorError) as error:
+        raise CommandError(
+            f"{option} {folder}: it cannot be written ({' '.join(str(error).split())}). Nothing of it was left there."
+        ) from error
 
 
 def check_output(option: str, folder: Path) -> None:

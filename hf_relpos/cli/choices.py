@@ -1,0 +1,66 @@
+"""The options that say what relative positions a model is to get, and the config they make."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from contextlib import suppress
+from typing import Any
+
+from hf_relpos.cli.errors import CommandError
+from hf_relpos.config import GATES, NATIVE
+from hf_relpos.schemes import SCHEMES
+
+
+def add_schemes(group: Any) -> None:
+    """Add `--scheme` to a group of options."""
+    group.add_argument(
+        "--scheme", nargs="+", required=True, metavar="NAME[:K][,FIELD=VALUE]",
+        help="one or several that add up, with their clip distances and other fields, as clipped:128 "
+        f"shaw:16,value=false; of {', '.join(SCHEMES)}",
+    )  # fmt: skip
+
+
+def add_gate(group: Any) -> None:
+    """Add `--gate` to a group of options."""
+    group.add_argument("--gate", default="head", help=f"gate on them: {', '.join(GATES)} (%(default)s)")
+
+
+def add_native(group: Any) -> None:
+    """Add `--native` to a group of options."""
+    group.add_argument(
+        "--native", default="gate", help=f"what becomes of the pretrained positions: {', '.join(NATIVE)} (%(default)s)"
+    )
+
+
+def schemes_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The schemes of `--scheme`, each as JSON.
+
+    Raises:
+        CommandError: For what cannot be read as a scheme. Whether there is such a scheme, its config tells.
+    """
+    return [_scheme(given) for given in args.scheme]
+
+
+def _scheme(given: str) -> dict[str, Any]:
+    name, *settings = re.split("[:,]", given)
+    scheme: dict[str, Any] = {"type": name}
+    for setting in settings:
+        field, equals, value = setting.partition("=")
+        if equals:
+            scheme[field] = _value(value)
+        elif setting.isdecimal():
+            scheme["max_distance"] = int(setting)
+        else:
+            raise CommandError(
+                f"--scheme {given}: {setting!r} must be a whole number, the clip distance of {name!r}, or FIELD=VALUE."
+            )
+    return scheme
+
+
+def _value(given: str) -> Any:
+    """A value as JSON has it; what is none there is text."""
+    with suppress(json.JSONDecodeError):
+        return json.loads(given)
+    return given

@@ -1,0 +1,65 @@
+"""The model that a user names: in the class it was saved from, with its tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers.utils import cached_file
+
+import hf_relpos
+from hf_relpos.cli.data import embedded_model_folder
+from hf_relpos.cli.errors import CommandError
+from hf_relpos.cli.loading import loading
+from hf_relpos.names import CLASS_PREFIX
+
+EMBEDDED_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def load_model(source: str | None) -> tuple[Any, Any]:
+    """A model and its tokenizer; or a sentence model, which has one itself, and None.
+
+    Args:
+        source: A folder, or an id on the Hub; None for the MiniLM of the `demo` extra, without its pooling.
+
+    Raises:
+        CommandError: If it cannot be loaded.
+    """
+    if source is None:
+        folder = embedded_model_folder()
+        model = AutoModel.from_pretrained(folder)
+        model.config.name_or_path = EMBEDDED_MODEL_ID  # what a card names, in place of a folder of this machine
+        return model, AutoTokenizer.from_pretrained(folder)
+    with loading("MODEL", source):
+        if _is_sentence_model(source):
+            return _load_sentence_model(source), None
+        return _class_of(AutoConfig.from_pretrained(source)).from_pretrained(source), AutoTokenizer.from_pretrained(
+            source
+        )
+
+
+def _is_sentence_model(source: str) -> bool:
+    try:
+        return cached_file(source, "modules.json") is not None
+    except OSError:
+        return False
+
+
+def _load_sentence_model(source: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"MODEL {source} is one of sentence-transformers, which is not installed. Install it: pip install "
+            "sentence-transformers."
+        ) from error
+    return SentenceTransformer(source)
+
+
+def _class_of(config: Any) -> Any:
+    """The class a model was saved from, stock or patched; without a head where its config names none."""
+    name = next(iter(config.architectures or ()), "")
+    return getattr(transformers, name, None) or (
+        getattr(hf_relpos, name) if name.startswith(CLASS_PREFIX) else AutoModel
+    )
