@@ -5,6 +5,7 @@ Where there is no C++ compiler the package is installed without it, and its othe
 """
 
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -24,7 +25,14 @@ class BuildKernel(build_ext):
     """Builds a library with a plain name and without a Python module's entry point."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Give the compiler at hand its flags."""
+        """Give the compiler at hand its flags; a library beside the sources that is newer than they are is taken."""
+        built = Path(self.get_ext_filename(ext.name))
+        newest = max(Path(one).stat().st_mtime for one in (*ext.sources, __file__))
+        if built.exists() and built.stat().st_mtime > newest:
+            target = Path(self.get_ext_fullpath(ext.name))
+            if not target.exists() or not target.samefile(built):
+                self.copy_file(str(built), str(target))
+            return
         ext.extra_compile_args = FLAGS["msvc" if self.compiler.compiler_type == "msvc" else "unix"]
         super().build_extension(ext)
 

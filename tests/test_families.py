@@ -15,6 +15,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from pairwise import pairs
 from tiny import T5_LIKES, assert_close, assert_same, build, fill
 from torch import nn
 
@@ -430,9 +431,7 @@ def test_distilberts_sinusoids_can_be_dropped_from_a_model_that_is_built(tmp_pat
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("family", T5_LIKES)
-@pytest.mark.parametrize("distance", [9, 10, 12, 16, 17])
-@pytest.mark.parametrize("lengths", [(1, 1), (16, 16), (40, 28), (9, 40)])
+@pairs(family=T5_LIKES, distance=(9, 10, 12, 16, 17), lengths=((1, 1), (16, 16), (40, 28), (9, 40)))
 def test_small_bucketed_distances_give_what_stock_gives_or_its_error(family, distance, lengths):
     """32 buckets: in a decoder, up to 16 its logarithms run the wrong way, and out of the buckets."""
     more = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": distance}

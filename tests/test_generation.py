@@ -54,9 +54,11 @@ def sliding_cache(family, layer, window):
     return EncoderDecoderCache(cache, DynamicCache()) if family in ENCODER_DECODERS else cache
 
 
-@pytest.mark.parametrize("window", [1, 4])
-@pytest.mark.parametrize("layer", [cache_utils.DynamicSlidingWindowLayer, cache_utils.StaticSlidingWindowLayer])
-@pytest.mark.parametrize("family", DECODERS)
+@pairs(
+    family=DECODERS,
+    layer=(cache_utils.DynamicSlidingWindowLayer, cache_utils.StaticSlidingWindowLayer),
+    window=(1, 4),
+)
 def test_logits_with_a_sliding_cache_as_wide_as_the_window_equal_a_full_pass(family, layer, window):
     """The first key in the cache is then no longer the first token."""
     for engine in ("eager", "blockwise"):

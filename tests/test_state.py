@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from pairwise import pairs
 from test_held_configs import composite
 from tiny import KINDS, build, choices, fill, patched
 from transformers import Trainer, TrainingArguments
@@ -300,24 +301,23 @@ def test_random_start_values_are_still_drawn_where_there_are_none_yet():
 
 # Fewer layers: case 21
 
-CUTS = [
-    ("bert", {"num_hidden_layers": 1}, "RelPosBertModel"),
-    ("gpt2", {"n_layer": 1}, "RelPosGPT2Model"),
-    ("t5", {"num_layers": 1}, "RelPosT5EncoderModel"),
-    ("t5", {"num_decoder_layers": 1}, "RelPosT5ForQuestionAnswering"),
-    ("umt5", {"num_layers": 1, "num_decoder_layers": 1}, "RelPosUMT5EncoderModel"),
-    ("bart", {"encoder_layers": 1}, "RelPosBartModel"),
-    ("bart", {"decoder_layers": 1}, "RelPosBartModel"),
-    ("distilbert", {"n_layers": 1}, "RelPosDistilBertModel"),
-    ("roberta", {"num_hidden_layers": 1}, "RelPosRobertaModel"),
-]
+CUTS = {
+    "bert": ("bert", {"num_hidden_layers": 1}, "RelPosBertModel"),
+    "gpt2": ("gpt2", {"n_layer": 1}, "RelPosGPT2Model"),
+    "t5, encoder": ("t5", {"num_layers": 1}, "RelPosT5EncoderModel"),
+    "t5, decoder": ("t5", {"num_decoder_layers": 1}, "RelPosT5ForQuestionAnswering"),
+    "umt5, both": ("umt5", {"num_layers": 1, "num_decoder_layers": 1}, "RelPosUMT5EncoderModel"),
+    "bart, encoder": ("bart", {"encoder_layers": 1}, "RelPosBartModel"),
+    "bart, decoder": ("bart", {"decoder_layers": 1}, "RelPosBartModel"),
+    "distilbert": ("distilbert", {"n_layers": 1}, "RelPosDistilBertModel"),
+    "roberta": ("roberta", {"num_hidden_layers": 1}, "RelPosRobertaModel"),
+}
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("share_layers", [False, True])
-@pytest.mark.parametrize("native", tiny.NATIVE)
-@pytest.mark.parametrize(("family", "cut", "other"), CUTS)
-def test_the_first_layers_load_as_they_do_in_stock_models(family, cut, other, native, share_layers, tmp_path):
+@pairs(of=CUTS, native=tiny.NATIVE, share_layers=(False, True), apart=("of", "native", "share_layers"))
+def test_the_first_layers_load_as_they_do_in_stock_models(of, native, share_layers, tmp_path):
+    family, cut, other = CUTS[of]
     model = patched(family, "sum", native, share_layers=share_layers)
     model.save_pretrained(tmp_path / "patched")
     weights = model.state_dict()

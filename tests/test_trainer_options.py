@@ -153,7 +153,6 @@ def test_option_does_what_it_does_for_the_stock_model(family, option, tmp_path):
     tiny.assert_close(torch.tensor(first[0]), torch.tensor(first[1]), atol=2e-3)
 
 
-@pytest.mark.core
 @pairs(option=OPTIONS, family=("bert", "gpt2", "t5"), apart=("option", "family"))
 def test_option_begins_alike_and_goes_the_same_way_when_the_tables_learn(family, option, tmp_path):
     model = fresh(build(family), frozen=False)
@@ -197,8 +196,7 @@ def test_label_smoothing_behind_an_adapter_is_that_of_the_stock_model(family, tm
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("family", ENCODER_DECODERS)
+@pairs(family=ENCODER_DECODERS, beams=(1, 3), apart=("family", "beams"))
 def test_predict_with_generate_gives_what_the_stock_model_gives(family, beams, tmp_path):
     results = []
     for name, model in (("stock", build(family)), ("ours", fresh(build(family), frozen=True))):

@@ -9,14 +9,14 @@ import pytest
 import tiny
 import torch
 import transformers
+from pairwise import pairs
 from tiny import FAMILIES, KINDS, NATIVE, assert_close, build, choices, patched
 from transformers import Trainer, TrainingArguments
 
 from hf_relpos import RelPosConfig, Shaw, T5Bias, patch_model, unpatch_model
 
 
-@pytest.mark.parametrize("native", NATIVE)
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, native=NATIVE, apart=("family", "native"))
 def test_loss_falls_and_every_added_parameter_moves(family, native):
     model = patch_model(build(family), choices("sum", native, "head"))
     before = {name: parameter.detach().clone() for name, parameter in tiny.added(model).items()}
@@ -48,8 +48,7 @@ def checkpoint_activations(model, arguments):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
 
 
-@pytest.mark.parametrize("native", NATIVE)
-@pytest.mark.parametrize("family", FAMILIES)
+@pairs(family=FAMILIES, native=NATIVE, apart=("family", "native"))
 def test_checkpointing_of_activations_gives_the_same_gradients(family, native):
     gradients = []
     for reentrant in (None, True, False):
