@@ -17,6 +17,7 @@ from hf_relpos.errors import (
     PatchStateError,
     RelPosConfigError,
     RelPosError,
+    TextsError,
     UnknownFieldError,
     UnsupportedModelError,
 )
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from hf_relpos.checkpoints.standalone import push_to_hub_standalone, save_standalone
     from hf_relpos.conversion import ConversionError, FidelityReport, convert
     from hf_relpos.importers import load_relative_key
+    from hf_relpos.inspection import Inspection, inspect_model
     from hf_relpos.modeling.registration import register_family
     from hf_relpos.modeling.report import PatchReport, patch_report
     from hf_relpos.patching import is_patched, patch_model, unpatch_model
@@ -58,6 +60,7 @@ __all__ = [
     "DynamicConvolution",
     "FamilyError",
     "FidelityReport",
+    "Inspection",
     "NothingPatchedError",
     "PatchReport",
     "PatchStateError",
@@ -70,10 +73,12 @@ __all__ = [
     "Rotary",
     "Shaw",
     "T5Bias",
+    "TextsError",
     "UnknownFieldError",
     "UnsupportedModelError",
     "__version__",
     "convert",
+    "inspect_model",
     "is_patched",
     "load_relative_key",
     "patch_model",
@@ -97,6 +102,7 @@ _LAZY = {
     ),
     **dict.fromkeys(("push_to_hub_standalone", "save_standalone"), "hf_relpos.checkpoints.standalone"),
     **dict.fromkeys(("ConversionError", "FidelityReport", "convert"), "hf_relpos.conversion"),
+    **dict.fromkeys(("Inspection", "inspect_model"), "hf_relpos.inspection"),
     "register_family": "hf_relpos.modeling.registration",
     "load_relative_key": "hf_relpos.importers",
     "peft_modules_to_save": "hf_relpos.checkpoints.adapters",

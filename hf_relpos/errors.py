@@ -23,6 +23,10 @@ class FamilyError(RelPosError, ValueError):
     """A family's spec does not fit the models it is about, or the families there are."""
 
 
+class TextsError(RelPosError, ValueError):
+    """Texts cannot be read. Names the source, and what it should be."""
+
+
 class RelPosConfigError(RelPosError, ValueError):
     """A configuration value is wrong. Names the field, the value and what is allowed."""
 

@@ -10,7 +10,7 @@ from test_convert import converted
 from test_pipelines import tokenizer
 from tiny import build
 
-from hf_relpos import ConversionError
+from hf_relpos import TextsError
 from hf_relpos.conversion import Matching
 from hf_relpos.conversion.batches import Frame, Steps, beginnings
 from hf_relpos.conversion.fidelity import FidelityReport, FidelityRow
@@ -56,11 +56,11 @@ def test_no_more_is_read_than_is_needed():
 
 def test_a_table_without_the_column_and_a_dictionary_of_tables_are_refused():
     table = datasets.Dataset.from_dict({"body": ["w1 w2"]})
-    with pytest.raises(ConversionError, match=r"no column 'text', but 'body'\. Name the one"):
+    with pytest.raises(TextsError, match=r"no column 'text', but 'body'\. Name the one"):
         ids(table)
-    with pytest.raises(ConversionError, match=r"has the parts 'train'\. Give one"):
+    with pytest.raises(TextsError, match=r"has the parts 'train'\. Give one"):
         ids(datasets.DatasetDict({"train": table}))
-    with pytest.raises(ConversionError, match="give a text file, a data set"):
+    with pytest.raises(TextsError, match="give a text file, a data set"):
         ids({"text": ["w1 w2"]})
 
 

@@ -41,9 +41,9 @@ from hf_relpos.cli import data, demo, plots, report, training
 from hf_relpos.cli.data import Example
 from hf_relpos.cli.files import read_file
 from hf_relpos.cli.fresh import run_fresh
-from hf_relpos.cli.learned import Learned, Table, collect_learned, unreached_in_words
 from hf_relpos.cli.output import MARKER, check_output, open_output
 from hf_relpos.cli.reload_check import check_reload, compare
+from hf_relpos.inspection.parameters import Learned, Table, collect_learned, unreached_in_words
 
 WORDS = ["[PAD]", "[UNK]", *"abcdefghijklmnopqrstuvwxyz"]
 BERT = {
@@ -657,7 +657,7 @@ class TestPlots:
         assert any(layer.startswith("decoder") for layer in layers)
 
     def test_a_model_without_a_patch_is_refused(self):
-        with pytest.raises(CommandError, match="is not patched"):
+        with pytest.raises(hf_relpos.PatchStateError, match="is not patched"):
             collect_learned(tiny_classifier())
 
     def test_what_the_loss_cannot_reach_is_found_and_explained(self, tokenizer, tmp_path, monkeypatch):
@@ -686,8 +686,10 @@ class TestPlots:
 
     def test_stretches_are_told_apart(self):
         row = np.array([True, True, False, True, False, False, True])
-        table = Table(["4"], np.zeros((1, 7)), row[None])
+        table = Table(["4"], np.zeros((1, 1, 7)), None, row[None])
         learned = Learned({"bias": table}, [], None, {})
+        both = Table(["3", "4"], np.zeros((2, 1, 7)), None, np.stack([row, row]))
+        assert unreached_in_words(Learned({"bias": both}, [], None, {}))[0] == "bias, layers 3, 4: offsets -3 to -2"
         assert [line.partition(": ")[2] for line in unreached_in_words(learned)] == [
             "offsets -3 to -2",
             "offsets 0 to 0",

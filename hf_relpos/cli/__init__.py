@@ -10,7 +10,7 @@ from hf_relpos.version import __version__
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. A command's file adds its options and names the function that runs it."""
-    from hf_relpos.cli import convert_options, demo_options, patch_options
+    from hf_relpos.cli import convert_options, demo_options, inspect_options, patch_options
 
     parser = argparse.ArgumentParser(
         prog="hf-relpos", description="Relative positions for pretrained Transformers models."
@@ -20,6 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo_options.add_command(commands)
     patch_options.add_command(commands)
     convert_options.add_command(commands)
+    inspect_options.add_command(commands)
     return parser
 
 

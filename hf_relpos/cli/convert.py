@@ -14,10 +14,10 @@ import hf_relpos
 from hf_relpos.cards import write_model_card
 from hf_relpos.cli.choices import schemes_of
 from hf_relpos.cli.errors import CommandError
-from hf_relpos.cli.files import TABLES, read_file
 from hf_relpos.cli.hub import check_repo_id, push
 from hf_relpos.cli.models import load_model
 from hf_relpos.cli.output import check_new_folder, put_in_place
+from hf_relpos.cli.texts import texts_of
 
 # What torch says when a checkpoint cannot be written; it raises a RuntimeError of no class of its own.
 _TORCH_CANNOT_WRITE = "inline_container"
@@ -45,7 +45,7 @@ def run_convert(args: argparse.Namespace) -> None:
             "--resume, or remove that folder."
         )
     relpos = hf_relpos.RelPosConfig(schemes=schemes_of(args), native="drop", gate=args.gate)
-    texts = _texts(args)
+    texts = texts_of(args)
     model, tokenizer = load_model(args.model)
     chosen = {
         name: getattr(args, name)
@@ -83,13 +83,6 @@ def run_convert(args: argparse.Namespace) -> None:
     print(f"{output}  the converted model, its tokenizer, its card and its fidelity ({report.seconds:.0f} seconds)")
     if args.push_to_hub is not None:
         push(args.push_to_hub, lambda repo: output, kept=output)
-
-
-def _texts(args: argparse.Namespace) -> Any:
-    """What `convert` takes: a table's rows, or what it reads itself."""
-    if Path(args.texts).suffix[1:] in TABLES:
-        return read_file("--texts", args.texts)
-    return args.texts
 
 
 def _save(converted: Any, tokenizer: Any, folder: Path, title: str, source: str) -> None:

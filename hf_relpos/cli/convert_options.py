@@ -7,6 +7,7 @@ from typing import Any
 
 from hf_relpos.cli.choices import add_gate, add_schemes
 from hf_relpos.cli.demo_options import positive, seed
+from hf_relpos.cli.texts import add_texts
 
 DESCRIPTION = """
 Make a copy of a pretrained model with relative positions in place of its own. It learns on unlabelled text to say
@@ -24,11 +25,7 @@ def add_command(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL", help="Hub id or folder of a model, or of a sentence-transformers one")
-    parser.add_argument(
-        "--texts", required=True, metavar="FILE_OR_ID",
-        help="a text file with an empty line between two texts; a .csv, .json or .jsonl file; or a data set on the Hub",
-    )  # fmt: skip
-    parser.add_argument("--text-column", default="text", metavar="NAME", help="the column that has them (%(default)s)")
+    add_texts(parser, "unlabelled texts", required=True)
     parser.add_argument("--output-dir", required=True, metavar="DIR", help="a new folder for the result")
     parser.add_argument("--push-to-hub", metavar="ID", help="push the result to this repo, too")
     patch = parser.add_argument_group("relative positions")

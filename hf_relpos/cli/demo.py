@@ -17,11 +17,11 @@ from hf_relpos.cli import data as texts
 from hf_relpos.cli import report
 from hf_relpos.cli.classifier import load_classifier, load_tokenizer
 from hf_relpos.cli.errors import CheckFailed, CommandError, extra_missing
-from hf_relpos.cli.learned import UNREACHED, collect_learned, unreached_in_words
 from hf_relpos.cli.models import EMBEDDED_MODEL_ID
 from hf_relpos.cli.output import check_output, open_output
 from hf_relpos.cli.reload_check import check_reload
 from hf_relpos.cli.training import EncodedTexts, Run, Settings, added_parameters, fine_tune, predict_logits
+from hf_relpos.inspection.parameters import UNREACHED, collect_learned, unreached_in_words
 
 UNPATCHED, PATCHED = "unpatched", "patched"
 CURVES, PICTURE, RESULTS = "validation_loss.png", "tables_and_gates.png", "results.json"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
 import hf_relpos
 from hf_relpos.cli.data import embedded_model_folder
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.cli.loading import loading
+from hf_relpos.compat import sentence_transformers as sentences
 from hf_relpos.names import CLASS_PREFIX
 
 EMBEDDED_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
@@ -37,6 +38,21 @@ def load_model(source: str | None) -> tuple[Any, Any]:
         return _class_of(AutoConfig.from_pretrained(source)).from_pretrained(source), AutoTokenizer.from_pretrained(
             source
         )
+
+
+def transformer_of(model: Any) -> PreTrainedModel:
+    """The model of Transformers that was loaded: the one given, or the one inside a sentence model.
+
+    Raises:
+        CommandError: If a sentence model starts with something else.
+    """
+    inner = sentences.inner_model(model) if sentences.is_sentence_model(model) else model
+    if inner is None:
+        raise CommandError(
+            f"MODEL is a sentence model that starts with a {type(model[0]).__name__}, in which there is no model of "
+            "Transformers. Give one that has."
+        )
+    return inner
 
 
 def _is_sentence_model(source: str) -> bool:

@@ -7,15 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 import hf_relpos
 from hf_relpos.cards.card import head_of
 from hf_relpos.cards.saving import card_for_push
 from hf_relpos.cli.choices import schemes_of
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.cli.hub import check_repo_id, push
-from hf_relpos.cli.models import load_model
+from hf_relpos.cli.models import load_model, transformer_of
 from hf_relpos.cli.output import check_new_folder, written_whole
 from hf_relpos.compat import sentence_transformers as sentences
 from hf_relpos.installing import HOW_TO_INSTALL
@@ -44,7 +42,7 @@ def run_patch(args: argparse.Namespace) -> None:
         share_layers=args.share_layers,
     )
     whole, tokenizer = load_model(args.model)
-    model = _transformer_of(whole)
+    model = transformer_of(whole)
     hf_relpos.patch_model(model, relpos)
     print(f"{hf_relpos.patch_report(model)}\n")
 
@@ -59,17 +57,6 @@ def run_patch(args: argparse.Namespace) -> None:
         print(_how_to_load(whole, repo))
 
 
-def _transformer_of(model: Any) -> PreTrainedModel:
-    """The model to patch: the one given, or the one inside a sentence model."""
-    inner = sentences.inner_model(model) if sentences.is_sentence_model(model) else model
-    if inner is None:
-        raise CommandError(
-            f"MODEL is a sentence model that starts with a {type(model[0]).__name__}, in which there is no model of "
-            "Transformers. Give one that has."
-        )
-    return inner
-
-
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Save a model with its card, and its tokenizer; a sentence model saves its own, which are told of the patch."""
     model.save_pretrained(str(folder))
@@ -79,7 +66,7 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
     card = folder / "README.md"
     section = (
         f"\n\n## Relative positions\n\nImport `hf_relpos` before this model is loaded. {HOW_TO_INSTALL}\n\n"
-        f"```\n{hf_relpos.patch_report(_transformer_of(model))}\n```\n"
+        f"```\n{hf_relpos.patch_report(transformer_of(model))}\n```\n"
     )
     card.write_text(card.read_text(encoding="utf-8") + section, encoding="utf-8")
 

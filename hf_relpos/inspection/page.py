@@ -1,0 +1,92 @@
+"""One page of all that was found in a model, its pictures inside: to open in a browser, or to send to somebody."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING
+
+from hf_relpos.version import __version__
+
+if TYPE_CHECKING:
+    from hf_relpos.inspection.record import Inspection
+
+# The pictures in the order of the page: name -> heading, and how to read it.
+SECTIONS = {
+    "use": (
+        "How much each head goes by positions",
+        "How much of a head's attention goes elsewhere when positions are taken away while the model reads: 0 if it "
+        "does not need them, 1 if it then looks at other tokens altogether. Where there are pretrained positions as "
+        "well, the last panel shows which of the two do more: red is relative, blue is pretrained.",
+    ),
+    "attention": (
+        "Where attention goes, by distance",
+        "How much of a token's attention goes to each offset from it, to the left and to the right, as the model is "
+        "and without its positions. Where the lines lie on each other, positions change nothing. The scale is "
+        "logarithmic above 1 %.",
+    ),
+    "gates": (
+        "Gates",
+        "Each gate started at 1. Above 1 (red) a head has learned to use the relative terms more, below 1 (blue) less.",
+    ),
+    "bias": (
+        "Bias against distance",
+        "What each head adds to the score of a token that far away: 1 more makes a token 2.7 times as likely to be "
+        "looked at.",
+    ),
+    "tables": ("What stands in the tables", "How much has been learned for each offset, in each layer."),
+    "similarity_query": (
+        "Similarity of offsets: relative keys",
+        "Cosine of the vectors of two offsets. A red block is a range of offsets that the layer hardly tells apart.",
+    ),
+    "similarity_key": ("Similarity of offsets: relative queries", "The same of the vectors that meet the keys."),
+    "similarity_value": ("Similarity of offsets: relative values", "The same of the vectors that are mixed in."),
+}
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f23; background: #fff; margin: 0 auto; max-width: 62rem;
+       padding: 1rem; }
+h1 { overflow-wrap: anywhere; }
+img { max-width: 100%; height: auto; }
+figure { margin: 1rem 0; }
+pre { overflow-x: auto; background: #f4f5f6; padding: 0.75rem; font-size: 13px; line-height: 1.35; }
+footer { color: #57606a; font-size: 14px; margin-top: 2rem; }
+"""
+
+
+def page(inspection: Inspection, pictures: Mapping[str, bytes]) -> str:
+    """The page as HTML, which needs no other file and no network.
+
+    Args:
+        inspection: what was found.
+        pictures: as SVG, by their names in ``SECTIONS``.
+    """
+    title = f"Relative positions of {escape(inspection.report.model)}"
+    sections = "\n".join(_section(*SECTIONS[name], pictures[name]) for name in SECTIONS if name in pictures)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>{title}</h1>
+<pre>{escape(str(inspection.report))}</pre>
+{sections}
+<h2>All of it in numbers</h2>
+<pre>{escape(str(inspection))}</pre>
+<footer>Made by hf_relpos {escape(__version__)}.</footer>
+</body>
+</html>
+"""
+
+
+def _section(heading: str, how_to_read: str, picture: bytes) -> str:
+    source = b64encode(picture).decode("ascii")
+    return (
+        f"<section>\n<h2>{escape(heading)}</h2>\n<p>{escape(how_to_read)}</p>\n"
+        f'<figure><img src="data:image/svg+xml;base64,{source}" alt="{escape(heading)}"></figure>\n</section>'
+    )
