@@ -14,7 +14,7 @@ from tiny import build, patched, snapshot
 
 import hf_relpos
 from hf_relpos import ClippedBias, ConversionError, RelPosConfig, Shaw, T5Bias, TextsError, convert, patch_model
-from hf_relpos.conversion import warm_start
+from hf_relpos.conversion import Matching, warm_start
 
 SCHEMES = [ClippedBias(8), Shaw(4)]
 # Few steps at large rates: what is protected is that something is learned at all.
@@ -240,3 +240,12 @@ def test_models_in_the_wrong_role_are_refused():
     same_before_and_after(model, "to already", relpos=RelPosConfig(tiny.SCHEMES["shaw"], native="drop"))
     with pytest.raises(hf_relpos.UnsupportedModelError, match="model of Transformers"):
         converted(torch.nn.Linear(2, 2), config)
+
+
+@pytest.mark.parametrize(("family", "known"), [("bert", False), ("t5", True)])
+def test_what_a_place_adds_is_matched_only_if_asked_for_or_if_a_copy_can_know_it(family, known):
+    model = build(family)
+    with_it, without = (
+        converted(model, steps=(3, 0), matching=Matching(places=places)).state_dict() for places in (True, False)
+    )
+    assert all(torch.equal(with_it[name], tensor) for name, tensor in without.items()) == known

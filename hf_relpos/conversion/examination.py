@@ -12,7 +12,7 @@ from torch.nn import functional
 from hf_relpos.conversion.batches import Batch, Frame, beginnings
 from hf_relpos.conversion.fidelity import FidelityRow
 from hf_relpos.conversion.labels import Labels
-from hf_relpos.conversion.reading import Pool, Reading, read, read_as_original
+from hf_relpos.conversion.reading import Pool, Reading, on_device, read, read_as_original
 
 # How many sequences are measured on: as many as have so many tokens, but at least a few.
 _TOKENS, _LEAST = 8192, 8
@@ -101,15 +101,6 @@ class Examination:
             original_loss=_loss(teacher, labelled) if labelled and within else None,
             converted_loss=_loss(student, labelled) if labelled else None,
         )
-
-
-def on_device(batch: Batch, model: nn.Module) -> Batch:
-    """A batch where a model is."""
-    device = next(model.parameters()).device
-    moved: Batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
-    if "window_inputs" in batch:
-        moved["window_inputs"] = on_device(batch["window_inputs"], model)
-    return {**batch, **moved}
 
 
 def _same(logits: Tensor, theirs: Reading) -> Tensor:
