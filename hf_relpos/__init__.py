@@ -37,6 +37,7 @@ from hf_relpos.schemes import (
 from hf_relpos.version import __version__
 
 if TYPE_CHECKING:
+    from hf_relpos.advice import Recommendation, recommend
     from hf_relpos.checkpoints.adapters import peft_modules_to_save
     from hf_relpos.checkpoints.standalone import push_to_hub_standalone, save_standalone
     from hf_relpos.conversion import ConversionError, FidelityReport, convert
@@ -64,6 +65,7 @@ __all__ = [
     "NothingPatchedError",
     "PatchReport",
     "PatchStateError",
+    "Recommendation",
     "RelPosConfig",
     "RelPosConfigError",
     "RelPosError",
@@ -85,6 +87,7 @@ __all__ = [
     "patch_report",
     "peft_modules_to_save",
     "push_to_hub_standalone",
+    "recommend",
     "register_family",
     "register_scheme",
     "relpos_param_groups",
@@ -102,6 +105,7 @@ _LAZY = {
     ),
     **dict.fromkeys(("push_to_hub_standalone", "save_standalone"), "hf_relpos.checkpoints.standalone"),
     **dict.fromkeys(("ConversionError", "FidelityReport", "convert"), "hf_relpos.conversion"),
+    **dict.fromkeys(("Recommendation", "recommend"), "hf_relpos.advice"),
     **dict.fromkeys(("Inspection", "inspect_model"), "hf_relpos.inspection"),
     "register_family": "hf_relpos.modeling.registration",
     "load_relative_key": "hf_relpos.importers",

@@ -35,6 +35,6 @@ def test_every_block_runs_after_the_ones_before(tmp_path, monkeypatch):
 
 
 def test_every_command_is_on_the_page():
-    commands = re.findall(r"^    (\w+) ", build_parser().format_help(), re.MULTILINE)
+    commands = re.findall(r"^    (\w+)(?: |$)", build_parser().format_help(), re.MULTILINE)
     assert set(re.findall(r"^\| `hf-relpos (\w+)`", PAGE, re.MULTILINE)) == set(commands)
     assert len(commands) > 3

@@ -6,10 +6,10 @@ import pytest
 import tiny
 from safetensors import SafetensorError
 from test_pipelines import tokenizer
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 
 from hf_relpos import RelPosConfig, Shaw, T5Bias, is_patched, patch_model
-from hf_relpos.cli import main
+from hf_relpos.cli import main, models
 
 
 @pytest.fixture
@@ -86,6 +86,13 @@ def test_what_stops_the_saving_leaves_no_folder(error, status, given, monkeypatc
     assert run("--scheme", "shaw", output="new/made") == status
     assert sorted(given.rglob("*")) == before
     assert ("--output-dir new/made: it cannot be written" if status == 2 else "interrupted") in capsys.readouterr().err
+
+
+def test_without_a_model_it_takes_that_of_the_demo_extra_whose_id_the_card_names(given, monkeypatch):
+    monkeypatch.setattr(models, "embedded_model_folder", lambda: given / "stock")
+    assert main(["patch", "--scheme", "shaw", "--output-dir", "made"]) == 0
+    assert type(AutoModel.from_pretrained("made")).__name__ == "RelPosBertModel"
+    assert f"base_model: {models.EMBEDDED_MODEL_ID}\n" in (given / "made" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("output", [None, "made"])

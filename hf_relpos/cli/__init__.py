@@ -10,7 +10,7 @@ from hf_relpos.version import __version__
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. A command's file adds its options and names the function that runs it."""
-    from hf_relpos.cli import convert_options, demo_options, inspect_options, patch_options
+    from hf_relpos.cli import convert_options, demo_options, inspect_options, patch_options, recommend_options
 
     parser = argparse.ArgumentParser(
         prog="hf-relpos", description="Relative positions for pretrained Transformers models."
@@ -18,6 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hf_relpos {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     demo_options.add_command(commands)
+    recommend_options.add_command(commands)
     patch_options.add_command(commands)
     convert_options.add_command(commands)
     inspect_options.add_command(commands)

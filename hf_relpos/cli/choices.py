@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.config import GATES, NATIVE
-from hf_relpos.schemes import SCHEMES
+from hf_relpos.schemes import SCHEMES, SchemeConfig
 
 
 def add_schemes(group: Any) -> None:
@@ -41,6 +41,16 @@ def schemes_of(args: argparse.Namespace) -> list[dict[str, Any]]:
         CommandError: For what cannot be read as a scheme. Whether there is such a scheme, its config tells.
     """
     return [_scheme(given) for given in args.scheme]
+
+
+def as_option(scheme: SchemeConfig) -> str:
+    """A scheme as `--scheme` takes it: its clip distance, if it has one, and the fields that are not as by default."""
+    fields = scheme.to_dict()
+    usual = type(scheme)().to_dict()
+    distance = fields.get("max_distance")
+    changed = [f"{name}={json.dumps(value)}" for name, value in fields.items() if value != usual[name]]
+    others = [one for one in changed if not one.startswith("max_distance=")]
+    return ",".join([scheme.name if distance is None else f"{scheme.name}:{distance}", *others])
 
 
 def _scheme(given: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hf_relpos.cards import write_model_card
 from hf_relpos.cli.choices import schemes_of
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.cli.hub import check_repo_id, push
-from hf_relpos.cli.models import load_model
+from hf_relpos.cli.models import EMBEDDED_MODEL_ID, load_model
 from hf_relpos.cli.output import check_new_folder, put_in_place
 from hf_relpos.cli.texts import texts_of
 
@@ -70,7 +70,7 @@ def run_convert(args: argparse.Namespace) -> None:
         report: hf_relpos.FidelityReport = converted.relpos_fidelity
         print(f"\n{report}\n")
         shutil.rmtree(result, ignore_errors=True)
-        _save(converted, tokenizer, result, output.name, args.model)
+        _save(converted, tokenizer, result, output.name, args.model or EMBEDDED_MODEL_ID)
         put_in_place(result, output)
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and _TORCH_CANNOT_WRITE not in str(error):

@@ -24,7 +24,10 @@ def add_command(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="MODEL", help="Hub id or folder of a model, or of a sentence-transformers one")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL",
+        help="Hub id or folder of a model, or of a sentence-transformers one (the MiniLM of the demo extra)",
+    )  # fmt: skip
     add_texts(parser, "unlabelled texts", required=True)
     parser.add_argument("--output-dir", required=True, metavar="DIR", help="a new folder for the result")
     parser.add_argument("--push-to-hub", metavar="ID", help="push the result to this repo, too")

@@ -31,7 +31,8 @@ from hf_relpos.conversion.progress import check_folder, open_folder
 from hf_relpos.conversion.reading import Pool, mean_of_states
 from hf_relpos.conversion.stages import Stage, Training, device_of, run_stage
 from hf_relpos.conversion.student import make_student
-from hf_relpos.conversion.texts import Texts, read_documents, split
+from hf_relpos.conversion.texts import read_documents, split
+from hf_relpos.texts import Texts
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -97,8 +98,9 @@ def convert(
         :class:`hf_relpos.conversion.FidelityReport` on texts that were held out.
 
     Raises:
-        ConversionError: (a ``ValueError``) for what cannot be converted, texts that cannot be read, a tokenizer of
-            another vocabulary, or a wrong setting.
+        ConversionError: (a ``ValueError``) for what cannot be converted, a tokenizer of another vocabulary, or a wrong
+            setting.
+        TextsError: (a ``ValueError``) for texts that cannot be read.
         UnsupportedModelError: (a ``TypeError``) if it is no such model.
         RelPosConfigError: (a ``ValueError``) for a wrong choice.
         NothingPatchedError: (a ``ValueError``) if the model's positions cannot be dropped.
