@@ -60,6 +60,15 @@ def test_json_names_every_field_of_every_scheme():
     assert set(EVERYTHING.to_dict()) == {"format", "version", *(field.name for field in dataclasses.fields(EVERYTHING))}
 
 
+@pytest.mark.parametrize("name", tiny.SCHEMES)
+def test_a_printed_scheme_is_short_and_can_be_read_back(name):
+    for scheme in RelPosConfig(tiny.SCHEMES[name]).scheme_configs:
+        assert eval(str(scheme), vars(hf_relpos)) == scheme
+        assert len(str(scheme)) < len(repr(scheme)) or str(scheme) == repr(scheme)
+    assert str(Shaw()) == "Shaw(max_distance=16)"
+    assert str(EVERYTHING.schemes[0]) == "Shaw(max_distance=3, rank=2, init='trunc_normal', init_std=0.1)"
+
+
 def test_defaults_are_the_documented_ones():
     config = RelPosConfig("shaw")
     assert config.schemes == (Shaw(),)

@@ -232,6 +232,7 @@ def test_it_prints_gates_and_use_by_layer_and_head_and_is_json():
     model = patched("bert", "shaw")
     inspection = inspected(model)
     text = str(inspection)
+    assert repr(inspection) == text
     assert str(patch_report(model)) in text
     gates = model.bert.encoder.layer[1].attention.self.relpos.gate.weight
     assert ["1", *(f"{gate:.3f}" for gate in gates)] in [line.split() for line in text.splitlines()]

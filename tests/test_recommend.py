@@ -101,7 +101,7 @@ def test_what_was_published_without_a_gain_is_said():
     words = " ".join(reason.words for reason in decide(situation()).no_gain)
     assert "Absolute positions beside relative ones: no further gain" in words
     assert "25.8 BLEU with both and with key vectors alone" in words
-    assert "cut texts off first" in str(decide(situation(most=600)))
+    assert "cut texts off first" in " ".join(repr(decide(situation(most=600))).split())
 
 
 def test_lengths_are_counted_as_one_would():

@@ -49,6 +49,7 @@ def test_report_counts_layers_and_parameters_as_they_are(family, scheme, native,
 def test_printed_report_names_everything_one_wants_to_know(family, native):
     model = patched(family, "sum", native, "token", window=5, engine="blockwise")
     text = str(patch_report(model))
+    assert repr(patch_report(model)) == text  # what a notebook shows
     layers = 4 if family in ENCODER_DECODERS else 2
     for word in (type(model).__name__, f"{layers} patched", "Shaw", "T5Bias", "ClippedBias", "token", "5 tokens",
                  "blockwise", f"{patch_report(model).added:,}"):  # fmt: skip

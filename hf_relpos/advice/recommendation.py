@@ -31,7 +31,7 @@ class Reason:
     sources: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recommendation:
     """What to do with a model, and why. ``print`` it.
 
@@ -54,7 +54,7 @@ class Recommendation:
         """Plain JSON."""
         return {**asdict(self), "relpos": None if self.relpos is None else self.relpos.to_dict()}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         situation = self.situation
         reads = "any number of tokens" if situation.trained_length is None else f"{situation.trained_length:,} tokens"
         lines = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     """What a patched model has learned about positions, and how much its attention goes by them. ``print`` it.
 
@@ -69,7 +69,7 @@ class Inspection:
             found["attention"] = {**vars(attention), "relative_share": attention.relative_share}
         return _plain(found)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return in_words(self)
 
 

@@ -14,9 +14,9 @@ from hf_relpos.modeling.sharing import relpos_of
 from hf_relpos.modeling.stacks import stacks_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PatchReport:
-    """What a patch did to a model. ``print`` it.
+    """What a patch did to a model. ``print`` it, or end a cell of a notebook with it.
 
     Attributes:
         model: the model's class.
@@ -44,7 +44,7 @@ class PatchReport:
         """Patched layers in all."""
         return sum(self.layers.values())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         config = self.config
         stacks = ", ".join(f"{count} in {path or 'the model'}" for path, count in self.layers.items())
         rows = {

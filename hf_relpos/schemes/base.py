@@ -144,6 +144,16 @@ class SchemeConfig(ABC):
         """Plain JSON: the fields and ``type``, the scheme's name."""
         return {"type": self.name, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
+    def __str__(self) -> str:
+        """The scheme as one would write it: its sizes, and what else is not as by default. ``repr`` has all fields."""
+        shown = [
+            f"{field.name}={value!r}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+            or (isinstance(value, int) and not isinstance(value, bool))
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     # Checks shared by the subclasses' ``__post_init__``.
 
     def _wrong(self, field: str, allowed: str) -> RelPosConfigError:
