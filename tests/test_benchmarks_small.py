@@ -12,7 +12,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import convert_small, corpora, long_report, parts, small_models  # noqa: E402
+from benchmarks import conversion_memory, convert_small, corpora, long_report, parts, small_models  # noqa: E402
 
 TEXTS = [f"the cat sat on the mat and the {animal} ran far away from home" for animal in ("dog", "cow", "hen", "pig")]
 
@@ -163,3 +163,13 @@ def test_small_models_are_compared_with_their_copies_before_and_after_conversion
     assert all(math.isfinite(row["loss"]) for row in t5["results"])
     assert gpt2["relpos"]["native"] == "drop"
     assert "gpt2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("taken", "status"), [(249.0, 0), (251.0, 1)])
+def test_memory_of_a_conversion_is_held_against_that_of_fine_tuning(taken, status, tmp_path, monkeypatch, capsys):
+    peaks = {"fine-tuning": 100.0, "conversion": taken}
+    monkeypatch.setattr(conversion_memory, "in_fresh_process", lambda module, task, env: peaks[task["what"]])
+    assert conversion_memory.main(["--threads", "1", "--output-dir", str(tmp_path)]) == status
+    (made,) = parts.read_parts("conversion_memory", tmp_path)
+    assert [row["peak_mib"] for row in made["results"]] == [100, taken]
+    assert ("DOES NOT HOLD" in capsys.readouterr().out) == bool(status)
