@@ -1,9 +1,9 @@
 """Everything worth knowing on a machine with a GPU, in under five minutes: ``python -m benchmarks.gpu_check``.
 
-First every engine against `eager`, outputs and all gradients, over terms, masks and dtypes; then the tables of
-`benchmarks.attention` and `benchmarks.training_step` on the GPU. What no longer fits into the time is left out, and the
-script says so. Each table is a part of the results. ``--device cpu --quick`` runs the same on small problems, to try
-the script itself, and keeps nothing.
+First every engine against `eager`, outputs and all gradients, over dtypes, terms and masks; `fused` must also give the
+same bits in a second run. Then the tables of `benchmarks.attention` and `benchmarks.training_step` on the GPU. What no
+longer fits into the time, compiling included, is left out, and the script says so. Each table is a part of the results.
+``--device cpu --quick`` runs the same on small problems, to try the script itself, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ from hf_relpos.names import ENGINE_NAMES
 from hf_relpos.terms import RelativeTerms
 
 SECONDS = 240  # a table that has begun ends later
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (
+    torch.bfloat16,
+    torch.float32,
+    torch.float16,
+    torch.float64,
+)  # the first are the likeliest to fit into the time
 # Error of `eager` itself in the dtype, relative to the largest number; low precision rounds the inputs and the result.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.004}
 
@@ -46,6 +51,7 @@ TERMS: dict[str, tuple[str, ...]] = {
     "query": ("query",),
     "value": ("value",),
     "query, value": ("query", "value"),
+    "all but key, gated": ("bias", "query", "value", "native_bias", "gate"),
     "all, gated": ("bias", "query", "key", "value", "native_bias", "gate"),
 }
 MASKS = ("none", "causal", "padding", "causal, padding", "window", "dense")
@@ -140,29 +146,44 @@ def times_tolerance(actual: dict[str, Tensor], wanted: dict[str, Tensor], dtype:
 
 
 def correctness(device: torch.device, shapes: tuple[tuple[int, int], ...], clock: Clock) -> Iterator[dict[str, Any]]:
-    """One row per engine, case and dtype that the engine takes: its error against `eager` in float64."""
-    for (queries, keys), (name, terms), kind in itertools.product(shapes, TERMS.items(), MASKS):
-        made, mask = tensors(terms, queries, keys, device), mask_of(kind, queries, keys, device)
-        for dtype in DTYPES:
-            if clock.left() < 0:
-                return
-            rounded = {name: tensor.to(dtype).double() for name, tensor in made.items()}
-            wanted = outcome("eager", rounded, mask, torch.float64)
-            for engine in ENGINE_NAMES:
-                if engine == "auto" or takes(engine, made, mask):
-                    error = times_tolerance(outcome(engine, made, mask, dtype), wanted, dtype)
-                    yield {
-                        "engine": engine,
-                        "case": f"{queries} x {keys}, {name}, mask: {kind}",
-                        "dtype": name_of(dtype),
-                        "times_tolerance": error,
-                        "right": error <= 1,
-                    }
+    """One row per engine, case and dtype that the engine takes: its error against `eager` in float64.
+
+    Kernels are compiled for dtype, terms and mask, so shapes change fastest.
+    """
+    for dtype, (name, terms), kind, (queries, keys) in itertools.product(DTYPES, TERMS.items(), MASKS, shapes):
+        if clock.left() < 0:
+            return
+        made = {name: tensor.to(dtype) for name, tensor in tensors(terms, queries, keys, device).items()}
+        mask = mask_of(kind, queries, keys, device)
+        wanted = outcome("eager", made, mask, torch.float64)
+        for engine in ENGINE_NAMES:
+            if engine == "auto" or takes(engine, made, mask):
+                actual = outcome(engine, made, mask, dtype)
+                error = times_tolerance(actual, wanted, dtype)
+                same = engine != "fused" or equal(actual, outcome(engine, made, mask, dtype))
+                yield {
+                    "engine": engine,
+                    "case": f"{queries} x {keys}, {name}, mask: {kind}",
+                    "dtype": name_of(dtype),
+                    "times_tolerance": error,
+                    "same_bits": same,
+                    "right": error <= 1 and same,
+                }
+
+
+def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether two runs gave the same bits."""
+    return all(torch.equal(first[name], second[name]) for name in first)
 
 
 def takes(engine: str, made: dict[str, Tensor], mask: AttentionMask) -> bool:
     """Whether an engine takes a case."""
     return ENGINES[engine].refuses(Case(made["q"], made["k"], made["v"], terms_of(made), mask)) is None
+
+
+def number_of(shapes: tuple[tuple[int, int], ...]) -> int:
+    """How many cases there are, counted for each dtype."""
+    return len(DTYPES) * len(TERMS) * len(MASKS) * len(shapes)
 
 
 # Times
@@ -259,11 +280,14 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     clock = Clock(args.seconds)
-    checked = list(correctness(device, QUICK_SHAPES if args.quick else SHAPES, Clock(args.seconds / 3)))
+    shapes = QUICK_SHAPES if args.quick else SHAPES
+    checked = list(correctness(device, shapes, Clock(args.seconds / 3)))
     wrong = [row for row in checked if not row["right"]]
-    print(f"{len(checked)} cases on {device}, {len(wrong)} of them wrong.")
+    done = len({(row["case"], row["dtype"]) for row in checked})
+    print(f"{done} of {number_of(shapes)} cases on {device}, {len(checked)} results, {len(wrong)} of them wrong.")
     for row in wrong:
-        print(f"WRONG: {row['engine']}, {row['case']}, {row['dtype']}: {row['times_tolerance']:.1e} x tolerance")
+        bits = "" if row["same_bits"] else ", other bits in a second run"
+        print(f"WRONG: {row['engine']}, {row['case']}, {row['dtype']}: {row['times_tolerance']:.1e} x tolerance{bits}")
     print(flush=True)
     lengths, seconds = (QUICK_LENGTHS, 0.0) if args.quick else (LENGTHS, 0.5)
     keep([part({"what": "correctness"}, checked)], device, args)

@@ -293,8 +293,9 @@ LIMITS = """
   is the baseline. The kernel drops them in its own pass.
 - **A step of generation** is one call of the kernel per layer, and what prepares it in Python. That weighs little
   where the weights take their time (large models, one thread), and more where those are read fast.
-- **GPUs.** Nothing has been measured on one. `auto` runs `eager` and `blockwise` there: correct, but not fast.
-  `python -m benchmarks.gpu_check` checks and measures them.
+- **GPUs.** Nothing has run on one yet. The kernels for CUDA (`fused`, in Triton) are known from Triton's interpreter on
+  the CPU and from compiling them for sm_80 and sm_90; before `auto` takes them it compares them with `eager`, and else
+  runs `blockwise`. How fast they are nobody knows: `python -m benchmarks.gpu_check` checks and measures them.
 """
 
 

@@ -470,6 +470,24 @@ def test_the_gpu_check_reports_an_engine_that_is_wrong(
     assert all("blockwise" in line or "auto" in line for line in said)
 
 
+def test_the_gpu_check_reports_a_kernel_that_gives_other_bits_in_a_second_run(monkeypatch: pytest.MonkeyPatch):
+    few_cases(monkeypatch)
+    right, runs = gpu_check.ENGINES["eager"], itertools.count()
+
+    def unsteady(*args, **kwargs):
+        output, weights = right.attend(*args, **kwargs)
+        return output * (1 + 1e-14 * next(runs)), weights
+
+    monkeypatch.setitem(gpu_check.ENGINES, "fused", replace(right, name="fused", attend=unsteady))
+    monkeypatch.setattr(gpu_check, "DTYPES", (torch.float64,))
+    rows = [row for row in gpu_check.correctness(CPU, ((5, 9),), gpu_check.Clock(600)) if row["engine"] == "fused"]
+    assert rows
+    for row in rows:
+        assert row["times_tolerance"] <= 1
+        assert not row["same_bits"]
+        assert not row["right"]
+
+
 @pytest.mark.usefixtures("small_models")
 def test_the_gpu_check_makes_its_tables():
     lengths = {torch.float32: (8,)}

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_relpos.engines import attend, eager
-from hf_relpos.engines.cpu import fused, library
+from hf_relpos.engines import attend, eager, fused
+from hf_relpos.engines.cpu import fused as cpu
+from hf_relpos.engines.cpu import library
 from hf_relpos.engines.engine import Case
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
@@ -446,7 +447,7 @@ def test_works_without_what_pytorch_lends(monkeypatch: pytest.MonkeyPatch):
         tensors = make(queries=70, keys=300, dim=20, value_dim=7, k=40, dtype=dtype)
         expected = all_of(by_fused, tensors, causal=True, query_offset=200)
         with monkeypatch.context() as patch:
-            patch.setattr(fused, "load", lambda: alone)
+            patch.setattr(cpu, "load", lambda: alone)
             reference.assert_all_close(all_of(by_fused, tensors, causal=True, query_offset=200), expected, tolerance)
 
 
@@ -578,7 +579,7 @@ def test_a_missing_library_is_told_with_how_to_get_one(monkeypatch: pytest.Monke
     (tmp_path / "kernel.native.so").write_bytes(b"no library")
     assert "can't be loaded" in str(library.load.__wrapped__())
 
-    monkeypatch.setattr(fused, "load", lambda: missing)
+    monkeypatch.setattr(cpu, "load", lambda: missing)
     tensors = make()
     states = tensors["q"], tensors["k"], tensors["v"]
     with pytest.raises(ValueError, match=r"'fused' cannot take .*was not compiled.*C\+\+ compiler.*Use engine='auto'"):

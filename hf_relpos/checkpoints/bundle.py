@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ LICENCE = """\
 # compiled cannot.
 _STAND_INS = {
     "hf_relpos.engines.cpu.fused": '''\
-"""Stands where hf_relpos has its compiled engine. Without the package the others compute the same, up to rounding."""
+"""Stands where hf_relpos has its compiled kernel. Without the package others compute the same, up to rounding."""
 
 from hf_relpos.engines.blockwise import attend
 from hf_relpos.engines.engine import Case, Engine
@@ -118,7 +118,8 @@ def bundled_files() -> MappingProxyType[str, str]:
 
 def is_carried(thing: Any) -> bool:
     """Whether a class, or an object that a module has made, is in the code of a bundle."""
-    return any(value is thing for module in _followed() for value in vars(import_module(module)).values())
+    imported = (sys.modules[module] for module in _followed() if module in sys.modules)  # it was made in one of these
+    return any(value is thing for module in imported for value in vars(module).values())
 
 
 @cache

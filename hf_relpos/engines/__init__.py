@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_relpos.engines import blockwise, eager, plain, unseen
-from hf_relpos.engines.cpu import fused
+from hf_relpos.engines import blockwise, eager, fused, plain, unseen
 from hf_relpos.engines.engine import Case, Engine
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from hf_relpos.compat import pytorch
 from hf_relpos.masks import AttentionMask
 from hf_relpos.terms import RelativeTerms
+
+# Tensors that kernels of ours read; others, of subclasses, may hold their numbers elsewhere.
+PLAIN = (Tensor, torch.nn.Parameter)
+
+# What the operators with kernels of ours say of derivatives that they do not have.
+NOT_DERIVED = (
+    "The engine 'fused' has no {}. Use engine='eager', or 'blockwise' for memory that grows linearly with the length: "
+    "PyTorch can differentiate them in every way."
+)
+SECOND = "second derivatives"
+BATCHED = "batched gradients (`is_grads_batched`, or `vmap` over a backward pass)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +40,11 @@ class Case:
     def device(self) -> str:
         """The type of device the call is on."""
         return self.query.device.type
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest of the dtypes of queries, keys and values."""
+        return torch.promote_types(self.query.dtype, torch.promote_types(self.key.dtype, self.value.dtype))
 
     @property
     def pairs(self) -> int:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hf_relpos.compat import pytorch
 from hf_relpos.engines.cpu.library import DTYPES, Call, Kernel, Strided, Table, address, load
-from hf_relpos.engines.engine import Case, Engine
+from hf_relpos.engines.engine import BATCHED, NOT_DERIVED, PLAIN, SECOND, Case, Engine
+from hf_relpos.engines.shapes import check_shapes
 from hf_relpos.masks import AttentionMask
-from hf_relpos.terms import RelativeTerms, add_tables
+from hf_relpos.terms import RelativeTerms
 
 # Bytes: where PyTorch's memory for CPUs begins is a multiple of it.
 ALIGNMENT = 64
@@ -24,47 +25,17 @@ ALIGNMENT = 64
 # Positions beyond this are out of the kernel's reach; any window beyond it is none.
 FARTHEST = 2**40
 
-NOT_DERIVED = (
-    "The engine 'fused' has no {}. Use engine='eager', or 'blockwise' for memory that grows linearly with the length: "
-    "PyTorch can differentiate them in every way."
-)
-
 
 def refuses(case: Case) -> str | None:
-    """What of a case this engine cannot take exactly, in words; None if it takes it."""
-    mask = case.mask
-    given = [case.query, case.key, case.value, *case.terms.named.values()]
-    if mask.padding is not None:
-        given.append(mask.padding)
-    compiling = torch.compiler.is_compiling()
-    if torch.jit.is_tracing():
-        return "torch.jit.trace"
-    if torch.compiler.is_exporting():
-        return "torch.export"
-    if pytorch.is_transformed():
-        return "transforms of torch.func"
-    for tensor in given:
-        if not compiling and type(tensor) not in PLAIN:
-            return f"tensors of type {type(tensor).__name__}"
-        if not tensor.is_cpu:
-            return f"tensors on {tensor.device.type!r}"
+    """What of a case on the CPU this engine cannot take exactly, in words; None if it takes it."""
     missing = _missing()
     if missing is not None:
         return f"anything without its compiled kernel: {missing}"
-    if common_dtype(case.query, case.key, case.value) not in DTYPES:
-        return f"queries of {case.query.dtype}"
-    if mask.pattern is not None or mask.dense is not None:
-        return "masks other than causality, padding and a window"
-    if not isinstance(mask.query_offset, (int, torch.SymInt)):
-        return "a position that is only known on the device"
-    if not -FARTHEST <= mask.query_offset <= FARTHEST:
-        return f"queries at the position {mask.query_offset}"
-    if not compiling and case.has_tangents:
-        return "forward-mode differentiation"
+    if case.dtype not in DTYPES:
+        return f"queries of {case.dtype}"
+    if not -FARTHEST <= case.mask.query_offset <= FARTHEST:
+        return f"queries at the position {case.mask.query_offset}"
     return None
-
-
-PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @torch.compiler.assume_constant_result
@@ -72,11 +43,6 @@ def _missing() -> str | None:
     """Why there is no compiled kernel, in words; None if there is one. Asked once for a compiled graph."""
     kernel = load()
     return kernel if isinstance(kernel, str) else None
-
-
-def common_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
-    """The dtype that queries, keys and values are brought to: the widest of theirs."""
-    return torch.promote_types(query.dtype, torch.promote_types(key.dtype, value.dtype))
 
 
 def attend(
@@ -87,26 +53,19 @@ def attend(
     mask: AttentionMask,
     *,
     scale: float,
-    dropout: float = 0.0,
+    dropout: float,
 ) -> tuple[Tensor, None]:
-    """Attention with relative terms, for all that :func:`refuses` does not refuse.
+    """Attention as :func:`hf_relpos.engines.fused.attend` asks for it.
 
-    Shapes, dtypes and result are those of :func:`hf_relpos.engines.eager.attend`, without weights. float16 and bfloat16
-    are read as they are and summed in float32. Any strides will do: what matrix products can't read is copied a block
-    at a time. Bit-equal from run to run and for any number of threads. Which weights are dropped is drawn from
-    PyTorch's generator once per call.
+    float16 and bfloat16 are read as they are and summed in float32. Any strides will do: what matrix products can't
+    read is copied a block at a time. Bit-equal from run to run and for any number of threads. Which weights are
+    dropped is drawn from PyTorch's generator once per call.
 
     Raises:
         ValueError: if the shapes do not fit one another.
     """
-    dtype = common_dtype(query, key, value)
-    terms = terms.to(torch.promote_types(dtype, torch.float32))
-    bias, native_bias = terms.bias, terms.native_bias
-    if terms.gate is None:
-        bias, native_bias = add_tables(bias, native_bias), None
     tensors = (
-        query.to(dtype), key.to(dtype), value.to(dtype),
-        bias, native_bias, terms.query, terms.key, terms.value, terms.gate,
+        query, key, value, terms.bias, terms.native_bias, terms.query, terms.key, terms.value, terms.gate
     )  # fmt: skip
     compiling = torch.compiler.is_compiling()
     padding = mask.padding if compiling or mask.hides_keys else None
@@ -123,7 +82,7 @@ def attend(
         output, _ = _Attention.apply(*tensors, padding, seed, *rules)
     else:
         output, _ = _forward(*tensors, padding, seed, *rules)
-    return output.to(query.dtype), None
+    return output, None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -151,29 +110,9 @@ class _Inputs:
         Raises:
             ValueError: names the tensor, its shape and the shape that fits.
         """
-        batch, heads, _, dim = self.query.shape
-        _, key_heads, keys, _ = self.key.shape
-        value_dim = self.value.shape[-1]
-        if heads % max(key_heads, 1) or (heads and not key_heads):
-            raise ValueError(f"{heads} heads can't share {key_heads} heads of the keys: the latter must divide them.")
-        self._check_shape("key", self.key, (batch, key_heads, keys, dim))
-        self._check_shape("value", self.value, (batch, key_heads, keys, value_dim))
-        for name, table, columns in (
-            ("bias", self.bias, ()), ("native bias", self.native_bias, ()),
-            ("table on the query", self.query_table, (dim,)), ("table on the key", self.key_table, (dim,)),
-            ("table on the value", self.value_table, (value_dim,)),
-        ):  # fmt: skip
-            if table is not None:
-                tables, rows = table.shape[:2]
-                odd = rows if rows % 2 else rows + 1
-                self._check_shape(name, table, (1 if tables == 1 else heads, odd, *columns))
-        if self.gate is not None:
-            self._check_shape("gate", self.gate, (1 if len(self.gate) == 1 else batch, heads, self.query.shape[2]))
-
-    @staticmethod
-    def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-        if tensor.shape != shape:
-            raise ValueError(f"The {name} has shape {list(tensor.shape)}, but must have {list(shape)}.")
+        tables = {"query": self.query_table, "key": self.key_table, "value": self.value_table}
+        terms = RelativeTerms(bias=self.bias, native_bias=self.native_bias, gate=self.gate, **tables)
+        check_shapes(self.query, self.key, self.value, terms)
 
     def record(
         self,
@@ -353,9 +292,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, output_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if pytorch.is_batched(output_gradient):
-            raise NotImplementedError(
-                NOT_DERIVED.format("batched gradients (`is_grads_batched`, or `vmap` over a backward pass)")
-            )
+            raise NotImplementedError(NOT_DERIVED.format(BATCHED))
         *tensors, output, log_sums = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:DIFFERENTIABLE])
         # Only a graph of the gradients has a use for their own.
@@ -374,7 +311,7 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
-        raise NotImplementedError(NOT_DERIVED.format("second derivatives"))
+        raise NotImplementedError(NOT_DERIVED.format(SECOND))
 
 
 def _backward_at_once(*arguments: Any) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""The engine for CUDA: kernels in Triton."""
