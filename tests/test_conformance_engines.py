@@ -128,6 +128,21 @@ def asked(terms: str, mask: str, shape: tuple[int, int], learns: str, value_dim:
     return Asked(tables["q"], tables["k"], tables["v"], case.terms(tables), case.mask(tables))
 
 
+def solved(case: Case, by: Any, learns: str) -> dict[str, Tensor]:
+    """The output and the gradients of what learns."""
+    states = {name: tensor for name, tensor in case.tensors.items() if learns == "all" or name not in TERMS}
+    return reference.output_and_gradients(lambda leaves: by({**case.tensors, **leaves}), states)
+
+
+@cache
+def expected(
+    terms: str, mask: str, shape: tuple[int, int], value_dim: int, key_heads: int, learns: str
+) -> dict[str, Tensor]:
+    """What the reference computes."""
+    case = case_of(terms, mask, shape, value_dim, key_heads)
+    return solved(case, case.by_reference, learns)
+
+
 def takes(engine: str, terms: str, mask: str, shape: tuple[int, int], learns: str, value_dim: int, *_: Any) -> bool:
     return ENGINES[engine].refuses(asked(terms, mask, shape, learns, value_dim)) is None
 
@@ -147,12 +162,8 @@ def test_output_and_gradients_equal_the_reference(
         if blocks == "small":
             monkeypatch.setattr(constant, value)
     case = case_of(terms, mask, shape, value_dim, key_heads)
-    states = {name: tensor for name, tensor in case.tensors.items() if learns == "all" or name not in TERMS}
-
-    def solved(by: Any) -> dict[str, Tensor]:
-        return reference.output_and_gradients(lambda leaves: by({**case.tensors, **leaves}), states)
-
-    reference.assert_all_close(solved(lambda tensors: case.by(engine, tensors)), solved(case.by_reference), 1e-10)
+    actual = solved(case, lambda tensors: case.by(engine, tensors), learns)
+    reference.assert_all_close(actual, expected(terms, mask, shape, value_dim, key_heads, learns), 1e-10)
 
 
 @pytest.mark.parametrize("engine", ["plain", *(name for name in CHOICES if name != "auto")])
