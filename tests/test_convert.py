@@ -14,7 +14,7 @@ from tiny import build, patched, snapshot
 
 import hf_relpos
 from hf_relpos import ClippedBias, ConversionError, RelPosConfig, Shaw, T5Bias, TextsError, convert, patch_model
-from hf_relpos.conversion import Matching, warm_start
+from hf_relpos.conversion import warm_start
 
 SCHEMES = [ClippedBias(8), Shaw(4)]
 # Few steps at large rates: what is protected is that something is learned at all.
@@ -242,10 +242,9 @@ def test_models_in_the_wrong_role_are_refused():
         converted(torch.nn.Linear(2, 2), config)
 
 
-@pytest.mark.parametrize(("family", "known"), [("bert", False), ("t5", True)])
-def test_what_a_place_adds_is_matched_only_if_asked_for_or_if_a_copy_can_know_it(family, known):
-    model = build(family)
-    with_it, without = (
-        converted(model, steps=(3, 0), matching=Matching(places=places)).state_dict() for places in (True, False)
-    )
-    assert all(torch.equal(with_it[name], tensor) for name, tensor in without.items()) == known
+def test_what_the_original_is_watched_with_goes_to_its_device(monkeypatch):
+    model, seen = patched("bert", native="keep").to("meta"), []
+    monkeypatch.setattr(warm_start, "read", lambda model, batch, pool: seen.append(batch["input_ids"].device.type))
+    with pytest.raises(TypeError):  # nothing was read, so there is nothing to tell
+        warm_start.watch(model, [{"input_ids": tiny.tokens(2, 8)}])
+    assert seen == ["meta"]

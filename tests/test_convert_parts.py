@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import datasets
 import pytest
 import tiny
@@ -16,7 +14,6 @@ from hf_relpos import TextsError
 from hf_relpos.conversion import Matching
 from hf_relpos.conversion.batches import Frame, Steps, beginnings
 from hf_relpos.conversion.fidelity import FidelityReport, FidelityRow
-from hf_relpos.conversion.places import Places, mean_states
 from hf_relpos.conversion.reading import Reading, mean_of_states, read, read_as_original
 from hf_relpos.conversion.texts import read_documents, split
 
@@ -160,54 +157,6 @@ def test_what_the_original_says_of_a_long_text_is_what_it_says_of_its_windows(fa
 def reading(states, embedding, logits=None):
     mask = torch.tensor([[1, 1, 0]])
     return Reading({"hidden_states": states}, {"hidden_states": mask}, logits, embedding)
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("family", ["bert", "gpt2", "bart"])
-def test_levelled_states_have_the_same_mean_at_each_place_and_else_what_they_had(family):
-    model = build(family)
-    frame = Frame((1,), (2,), 0, tiny.POSITIONS, family == "gpt2", 3 if family == "bart" else None)
-    contents = tiny.tokens(12, 14).tolist()
-    places = mean_states(model, [frame.batch(contents[:5]), frame.batch(contents[5:])], frame)
-    whole = read(model, frame.batch(contents), mean_of_states)
-    assert set(places.means) == set(whole.states)
-    level = places.level(whole)
-    for name, layers in whole.states.items():
-        for before, after in zip(layers, level.states[name], strict=True):
-            assert not torch.allclose(before, after, atol=1e-3)
-            means = after[:, 1:-1].mean(0)
-            tiny.assert_close(means, means[:1].expand_as(means), atol=1e-5)
-            assert torch.equal(before[:, 0], after[:, 0])
-            if name not in places.causal:
-                tiny.assert_close(after.mean(1), before.mean(1), atol=1e-5)
-            # The same is added whatever stands there; at the end of a sequence, what is added before it.
-            tiny.assert_close((after - before)[0], (after - before)[1], atol=1e-5)
-    assert level.logits is whole.logits
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_short_row_is_levelled_to_its_own_places_unless_it_cannot_know_its_length(causal):
-    means = torch.tensor([[9.0], [1.0], [2.0], [6.0]])
-    places = Places({"hidden_states": (means,)}, 1, frozenset(["hidden_states"] if causal else []))
-    states = torch.zeros(1, 4, 1)
-    level = places.level(
-        replace(reading((states,), torch.ones(1, 1)), masks={"hidden_states": torch.tensor([[1, 1, 1, 0]])})
-    )
-    assert level.states["hidden_states"][0].flatten().tolist() == ([0, 2, 1, 0] if causal else [0, 0.5, -0.5, 0])
-
-
-def test_windows_are_levelled_each_for_itself():
-    model, frame = build("bert"), Frame((), (), 0, tiny.POSITIONS, False)
-    full = [frame.batch(tiny.tokens(8, 16).tolist())]
-    level = mean_states(model, full, frame).level
-    batch = frame.batch([tiny.tokens(40).tolist()])
-    plain, made = read_as_original(model, batch, mean_of_states), read_as_original(model, batch, mean_of_states, level)
-    added = made.states["hidden_states"][1][0] - plain.states["hidden_states"][1][0]
-    told = {window.target + at: window.source + at for window in batch["windows"] for at in range(window.count)}
-    for first, second in ((at, other) for at in told for other in told if told[at] == told[other]):
-        tiny.assert_close(added[first], added[second], atol=1e-5)
-    assert len(set(told.values())) < len(told)
-    tiny.assert_close(plain.embedding, made.embedding, atol=0)
 
 
 def test_the_loss_by_hand():

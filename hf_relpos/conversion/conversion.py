@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,6 @@ from hf_relpos.conversion.frame import frame_of
 from hf_relpos.conversion.labels import labels_for
 from hf_relpos.conversion.lengths import default_lengths, set_lengths
 from hf_relpos.conversion.matching import Matching
-from hf_relpos.conversion.places import mean_states
 from hf_relpos.conversion.progress import check_folder, open_folder
 from hf_relpos.conversion.reading import Pool, mean_of_states
 from hf_relpos.conversion.stages import Stage, Training, device_of, run_stage
@@ -37,7 +36,6 @@ from hf_relpos.texts import Texts
 Model = TypeVar("Model", bound=nn.Module)
 
 _WATCHED_TOKENS = 16_384  # read by the warm start, about
-_PLACED_TOKENS = 32_768  # read to learn what places add, about
 
 
 def convert(
@@ -122,13 +120,12 @@ def convert(
         Stage("tables", steps[0], None, learning_rates[0]),
         Stage("all", steps[1], learning_rates[1], learning_rates[2]),
     )
-    matching = matching or Matching()
-    training = Training(output_dir, resume, seed, matching, None, training_arguments or {}, target, progress)
+    training = Training(output_dir, resume, seed, matching or Matching(), training_arguments or {}, target, progress)
     device = device_of(training)
     settings = {
         "model": type(inner).__name__, "relpos": {**config.to_dict(), "engine": None}, "lengths": list(lengths),
         "steps": list(steps), "batch_tokens": batch_tokens, "learning_rates": list(learning_rates),
-        "matching": asdict(matching), "start": start, "target": target, "seed": seed,
+        "matching": asdict(training.matching), "start": start, "target": target, "seed": seed,
     }  # fmt: skip
     if output_dir is not None:
         check_folder(Path(output_dir), settings, resume)
@@ -147,10 +144,6 @@ def convert(
         if start != "zeros":
             warm_start.start_tables(student, seen)
         pool: Pool = partial(sentences.embed, model) if sentences.is_sentence_model(model) else mean_of_states
-        if not matching.places and any(rows is not None for _, rows in warm_start.absolute_tables(inner, family)):
-            draw = random.Random(f"{seed} places")
-            full = _full_sequences(frame, lengths, _PLACED_TOKENS, lambda size: filled(draw, (), size, learned))
-            training = replace(training, level=mean_states(inner, full, frame).level)
         report = FidelityReport(exam.measure("start", student, inner, pool), settings=settings)
         for stage in stages:
             if stage.steps:
@@ -170,19 +163,14 @@ def _watched(
     """
     if start == "zeros":
         return []
-    draw = random.Random(f"{seed} watched")
-    words = model.get_input_embeddings().weight.shape[0]
-    if start == "data-free":
-        return _full_sequences(frame, lengths, _WATCHED_TOKENS, lambda size: [draw.randrange(words)] * size)
-    return _full_sequences(frame, lengths, _WATCHED_TOKENS, lambda size: filled(draw, (), size, documents))
-
-
-def _full_sequences(
-    frame: Frame, lengths: Sequence[int], tokens: int, content: Callable[[int], Sequence[int]]
-) -> list[Batch]:
-    """Sequences as long as the model reads, of about so many tokens, without padding."""
     length = min(max(lengths), frame.reach or max(lengths))
-    contents = [content(length - frame.special) for _ in range(max(2, tokens // length))]
+    size, draw = length - frame.special, random.Random(f"{seed} watched")
+    rows = max(2, _WATCHED_TOKENS // length)
+    if start == "data-free":
+        words = model.get_input_embeddings().weight.shape[0]
+        contents = [[draw.randrange(words)] * size for _ in range(rows)]
+    else:
+        contents = [filled(draw, (), size, documents) for _ in range(rows)]
     return [frame.batch(contents[first : first + 4]) for first in range(0, len(contents), 4)]
 
 

@@ -28,15 +28,12 @@ class Matching:
         last: hidden states of each stack's last layer, on top of that.
         embedding: the embedding of the whole sequence.
         logits: what the head says, where there is one.
-        places: whether states are matched together with what a place adds to them whatever stands there. Relative
-            positions cannot tell it, so by default they are matched without (:mod:`hf_relpos.conversion.places`).
     """
 
     states: float = 1.0
     last: float = 0.0
     embedding: float = 0.0
     logits: float = 1.0
-    places: bool = False
 
     def loss(self, student: Reading, teacher: Reading, weights: Tensor) -> Tensor:
         """The weighted sum over the rows of a batch.

@@ -38,9 +38,6 @@ class Reading:
     embedding: Tensor
 
 
-Level = Callable[[Reading], Reading]
-
-
 def mean_of_states(states: Tensor, mask: Tensor) -> Tensor:
     """The mean of the states of the tokens that are no padding, ``[rows, dim]``."""
     weights = mask[..., None].to(states)
@@ -74,29 +71,21 @@ def read(model: nn.Module, batch: Batch, pool: Pool) -> Reading:
     return Reading(states, masks, out.get("logits"), pool(states[first][-1], masks[first]))
 
 
-def read_as_original(model: nn.Module, batch: Batch, pool: Pool, level: Level | None = None) -> Reading:
+def read_as_original(model: nn.Module, batch: Batch, pool: Pool) -> Reading:
     """Read a batch as the original can, without gradients: in windows where it is too long.
 
     Of a long batch there are the states of the first stack only, and no logits; its embeddings are the means of those
     of the windows.
-
-    Args:
-        model: the original.
-        batch: as :meth:`hf_relpos.conversion.batches.Frame.batch` makes it.
-        pool: makes the embedding.
-        level: what to make of each reading, before those of windows are put together.
     """
     with torch.no_grad():
         if "windows" not in batch:
-            reading = read(model, batch, pool)
-            return level(reading) if level else reading
+            return read(model, batch, pool)
         windows: list[Window] = batch["windows"]
         inputs = dict(batch["window_inputs"])
         for name in ("decoder_input_ids", "decoder_attention_mask"):
             if name in batch:
                 inputs[name] = batch[name][[window.row for window in windows]]
         parts = read(model, inputs, pool)
-        parts = level(parts) if level else parts
         name = next(iter(parts.states))
         mask = torch.zeros_like(batch["attention_mask"])
         states = [layer.new_zeros(*mask.shape, layer.shape[-1]) for layer in parts.states[name]]

@@ -19,7 +19,7 @@ from hf_relpos.conversion.errors import ConversionError
 from hf_relpos.conversion.examination import Examination
 from hf_relpos.conversion.matching import Matching
 from hf_relpos.conversion.progress import is_finished, last_checkpoint
-from hf_relpos.conversion.reading import Level, Pool
+from hf_relpos.conversion.reading import Pool
 from hf_relpos.conversion.trainer import ConversionTrainer
 from hf_relpos.modeling import state
 
@@ -48,7 +48,6 @@ class Training:
     resume: bool
     seed: int
     matching: Matching
-    level: Level | None
     arguments: Mapping[str, Any]
     target: float | None
     progress: bool
@@ -133,7 +132,6 @@ def run_stage(
             args,
             teacher=teacher,
             pool=pool,
-            level=training.level,
             matching=training.matching,
             train_dataset=data(args.world_size),
             relpos_lr=stage.added_learning_rate,

@@ -10,7 +10,7 @@ from transformers import Trainer
 
 from hf_relpos.conversion.batches import Batch
 from hf_relpos.conversion.matching import Matching
-from hf_relpos.conversion.reading import Level, Pool, read, read_as_original
+from hf_relpos.conversion.reading import Pool, read, read_as_original
 from hf_relpos.training import RelPosTrainerMixin
 
 _SMOOTHING = 0.9  # of the agreement that is shown while training
@@ -27,18 +27,14 @@ class ConversionTrainer(RelPosTrainerMixin, Trainer):
         *args: as for the Trainer.
         teacher: the original.
         pool: makes the embedding that is compared.
-        level: what to make of the original's readings before they are matched.
         matching: the loss.
         **kwargs: as for the Trainer.
     """
 
-    def __init__(
-        self, *args: Any, teacher: nn.Module, pool: Pool, level: Level | None, matching: Matching, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, teacher: nn.Module, pool: Pool, matching: Matching, **kwargs: Any) -> None:
         super().__init__(*args, data_collator=_only_one, **kwargs)
         self.teacher = teacher
         self.pool = pool
-        self.level = level
         self.matching = matching
         self.agreement: float | None = None
 
@@ -48,7 +44,7 @@ class ConversionTrainer(RelPosTrainerMixin, Trainer):
         Both models run without dropout: the student would have to tell its noise from the original's words.
         """
         model.eval()
-        theirs = read_as_original(self.teacher, inputs, self.pool, self.level)
+        theirs = read_as_original(self.teacher, inputs, self.pool)
         mine = read(model, inputs, self.pool)
         self._note_agreement(mine.embedding.detach(), theirs.embedding)
         return self.matching.loss(mine, theirs, inputs["weights"])

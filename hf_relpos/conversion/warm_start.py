@@ -62,7 +62,7 @@ def watch(model: PreTrainedModel, batches: Sequence[Batch]) -> list[Seen]:
     if not batches:
         return []
     attentions = list(_attentions(model))
-    absolute = any(rows is not None for _, rows in absolute_tables(model, model.relpos_family))
+    absolute = any(rows is not None for _, rows in _positions(model, model.relpos_family))
     watched = [_Watched(float(attention.scaling), absolute) for attention in attentions]
     hooks = []
     turns: dict[nn.Module, list[_Watched]] = {}
@@ -208,7 +208,7 @@ def fold_mean_position(student: PreTrainedModel, original: PreTrainedModel) -> N
         original: which has them.
     """
     means: dict[nn.Parameter, list[Tensor]] = {}
-    for path, rows in absolute_tables(original, student.relpos_family):
+    for path, rows in _positions(original, student.relpos_family):
         if rows is not None:
             embedding = _token_embedding(student, student.get_submodule(path))
             mean = rows.float().mean(0).to(embedding.weight) / getattr(embedding, "embed_scale", 1.0)
@@ -217,7 +217,7 @@ def fold_mean_position(student: PreTrainedModel, original: PreTrainedModel) -> N
         weight.add_(torch.stack(several).mean(0))
 
 
-def absolute_tables(model: nn.Module, family: Family) -> Iterator[tuple[str, Tensor | None]]:
+def _positions(model: nn.Module, family: Family) -> Iterator[tuple[str, Tensor | None]]:
     """Every module of a model that adds absolute positions: its path, and their rows; None where they were dropped."""
     for native in family.natives:
         if isinstance(native, AbsoluteEmbedding):
