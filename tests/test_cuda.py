@@ -32,7 +32,7 @@ needs_triton = pytest.mark.skipif(
 def test_the_kernels_compute_what_eager_computes_in_tritons_interpreter():
     """In a process of its own, since Triton decides for a whole process whether it interprets."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "tests/interpreted.py"],
+        [sys.executable, "-P", "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "tests/interpreted.py"],
         env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[1],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
     )  # fmt: skip

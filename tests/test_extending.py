@@ -131,7 +131,7 @@ def test_a_model_whose_scheme_is_not_there_says_which_are(kerple: Any, monkeypat
 @pytest.mark.core
 def test_report_card_groups_and_adapters_know_it(kerple: Any):
     model = patch_model(tiny.build("bert"), "kerple")
-    assert "Kerple(scale=1.0)" in str(patch_report(model))
+    assert "Kerple()" in str(patch_report(model))
     text = model_card(model, "x").text
     assert "`kerple` (scale=1.0)" in text
     assert "computes what the pretrained model computed" in text

@@ -37,9 +37,9 @@ def add_command(commands: Any) -> None:
     training = parser.add_argument_group("training")
     training.add_argument(
         "--steps", nargs=2, type=int, metavar="N",
-        help="how many for tables and gates alone, and how many for everything (80 360)",
+        help="how many for tables and gates alone, and how many for everything (200 900)",
     )  # fmt: skip
-    training.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens per step, about (2048)")
+    training.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens per step, about (512)")
     training.add_argument("--lengths", nargs="+", type=positive, metavar="N", help="of the sequences to learn from")
     training.add_argument("--target", type=float, metavar="COSINE", help="stop at this likeness of the embeddings")
     training.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything random (%(default)s)")

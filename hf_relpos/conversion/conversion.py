@@ -46,8 +46,8 @@ def convert(
     *,
     column: str = "text",
     lengths: Sequence[int] | None = None,
-    steps: Sequence[int] = (80, 360),
-    batch_tokens: int = 2048,
+    steps: Sequence[int] = (200, 900),
+    batch_tokens: int = 512,
     learning_rates: Sequence[float] = (2e-2, 2e-4, 1e-3),
     matching: Matching | None = None,
     start: str = "data-free",
@@ -77,7 +77,7 @@ def convert(
             an eighth of what the model reads to three times that. Beyond what it reads, the model reads overlapping
             windows, and the copy learns what it says of their middles.
         steps: how many for the tables and gates alone, and how many for everything; 0 leaves a stage out.
-        batch_tokens: tokens per step, about.
+        batch_tokens: tokens per step, about; at least one sequence.
         learning_rates: the highest: of tables and gates in the first stage; of the layers in the second; of tables and
             gates in the second.
         matching: what is matched, and how much each part counts.
