@@ -46,7 +46,7 @@ def test_it_prints_and_writes_what_the_function_finds(given, capsys):
     np.testing.assert_allclose(moved, expected.attention.moved[WITHOUT_RELATIVE], rtol=1e-4)
     pictures = {path.stem for path in (given / "made").glob("*.png")}
     assert pictures == {path.stem for path in (given / "made").glob("*.svg")}
-    assert pictures == {"use", "attention", "gates", "bias", "tables", "similarity_query", "similarity_value"}
+    assert pictures == {"use", "attention", "scores", "gates", "bias", "tables", "similarity_query", "similarity_value"}
     assert pictures <= set(SECTIONS)
     # The page is whole, and needs no other file.
     page = (given / "made" / "index.html").read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def test_json_is_all_that_is_printed(given, capsys):
 
 def test_every_axis_says_what_it_is_and_lines_are_told_apart_without_colours():
     figures = inspect_model(patched("t5", "sum"), TEXTS, tokenizer()).figures()
-    assert set(figures) >= {"use", "attention", "gates", "bias", "tables"}
+    assert set(figures) >= {"use", "attention", "scores", "gates", "bias", "tables"}
     for figure in figures.values():
         for axes in figure.axes:
             assert figure.get_supxlabel() or axes.get_xlabel() or axes.get_label() == "<colorbar>"
@@ -88,6 +88,9 @@ def test_lines_are_the_numbers_that_were_measured():
         for line, mass in zip(axes.lines, inspection.attention.mass.values(), strict=False):
             np.testing.assert_allclose(line.get_ydata(), 100 * mass[layer].mean(0))
             np.testing.assert_array_equal(line.get_xdata(), range(-6, 7))
+    for layer, axes in enumerate(figures["scores"].axes[: tiny.LAYERS]):
+        for head, line in enumerate(axes.lines[: tiny.HEADS]):
+            np.testing.assert_allclose(line.get_ydata(), inspection.attention.added[layer, head])
     learned = inspection.learned
     for layer in range(tiny.LAYERS):
         for head in range(tiny.HEADS):
@@ -105,8 +108,16 @@ def test_lines_are_the_numbers_that_were_measured():
 )
 def test_what_there_is_nothing_of_is_not_drawn(scheme, drawn):
     inspection = inspect_model(patched("gpt2", scheme, "drop", "none"), TEXTS, tokenizer())
-    assert set(inspection.figures()) == {"attention", "use"} | drawn
+    assert set(inspection.figures()) == {"attention", "scores", "use"} | drawn
     assert set(inspect_model(patched("gpt2", scheme, "drop", "none")).figures()) == drawn
+
+
+def test_a_tokenizer_is_only_needed_to_read_texts(given, capsys):
+    patched("bert").save_pretrained("bare")
+    assert main(["inspect", "bare"]) == 0
+    assert "give --texts" in capsys.readouterr().out
+    assert main(["inspect", "bare", "--texts", "texts.txt"]) == 2
+    assert "MODEL bare has no tokenizer that fits it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

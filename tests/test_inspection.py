@@ -104,6 +104,59 @@ def test_attention_is_that_of_the_model_and_of_those_that_lack_its_positions():
     assert attention.moved[WITHOUT_RELATIVE].min() > 0.01
 
 
+def slow_added(model, text, layer):
+    """What the relative terms of a BERT add to each score, `[heads, queries, keys]`, by their formula."""
+    attention = model.bert.encoder.layer[layer].attention.self
+    ids = torch.tensor([tokenizer()(text)["input_ids"]])
+    with torch.no_grad():
+        hidden = model.bert(ids, output_hidden_states=True).hidden_states[layer][0]
+        projected = [part(hidden).view(-1, tiny.HEADS, tiny.HEAD_DIM) for part in (attention.query, attention.key)]
+        queries, keys = (states.transpose(0, 1) for states in projected)
+        terms = [scheme.tables(len(hidden), torch.empty(0)) for scheme in attention.relpos.schemes]
+        added = torch.zeros(tiny.HEADS, len(hidden), len(hidden))
+        for head, i, j in np.ndindex(added.shape):
+            for one in terms:
+                for table, vector in ((one.query, queries[head, i]), (one.key, keys[head, j]), (one.bias, None)):
+                    if table is not None:
+                        k = table.shape[1] // 2
+                        row = table[min(head, len(table) - 1), min(max(j - i, -k), k) + k]
+                        added[head, i, j] += row if vector is None else vector @ row / tiny.HEAD_DIM**0.5
+            gate = attention.relpos.gate
+            is_token = hasattr(gate, "bias")
+            logit = queries[head, i] @ gate.weight[head] + gate.bias[head] if is_token else None
+            added[head, i, j] *= 2 * torch.sigmoid(logit) if is_token else gate.weight[head]
+    return added.numpy()
+
+
+@pytest.mark.parametrize("gate", ["head", "token"])
+@pytest.mark.parametrize("scheme", ["sum", "key-query"])
+def test_what_is_added_to_scores_is_what_the_formula_adds(scheme, gate):
+    model = patched("bert", scheme, gate=gate)
+    attention = inspected(model).attention
+    for layer in range(tiny.LAYERS):
+        scores = [slow_added(model, text, layer) for text in READ]
+        for head in range(tiny.HEADS):
+            for offset in range(-6, 7):
+                pairs = np.concatenate([one[head].diagonal(offset) for one in scores if abs(offset) < len(one[head])])
+                assert attention.added[layer, head, offset + 6] == pytest.approx(pairs.mean(), abs=1e-4)
+
+
+def test_a_native_bias_is_not_what_relative_positions_add():
+    model = patched("t5", "clipped", "keep", "none")
+    attention = inspected(model).attention
+    for place, stack in enumerate((model.encoder, model.decoder)):
+        table = stack.block[1].layer[0].SelfAttention.relpos.schemes[0].bias_table.weight.detach()
+        np.testing.assert_allclose(attention.added[2 * place + 1, :, 1:7], table[:, :6], atol=1e-5)
+
+
+def test_a_rotation_adds_what_it_turns_and_a_decoder_looks_back_only():
+    model = patched("gpt2", "rotary", "keep", "none")
+    attention = inspected(model).attention
+    assert np.isnan(attention.added[..., 7:]).all()
+    np.testing.assert_allclose(attention.added[..., 6], 0, atol=1e-5)  # a token meets itself as it was
+    assert (np.abs(attention.added[..., :6]) > 1e-3).all()
+
+
 @pytest.mark.parametrize("scheme", ["rotary", "convolution", "alibi"])
 def test_whatever_a_scheme_does_is_taken_away(scheme):
     attention = inspected(patched("gpt2", scheme, "keep")).attention

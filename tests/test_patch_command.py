@@ -88,6 +88,15 @@ def test_what_stops_the_saving_leaves_no_folder(error, status, given, monkeypatc
     assert ("--output-dir new/made: it cannot be written" if status == 2 else "interrupted") in capsys.readouterr().err
 
 
+def test_a_tokenizer_that_transformers_makes_up_is_not_saved_along(given, capsys):
+    tiny.build("bert").save_pretrained("bare")
+    assert run("--scheme", "shaw", model="bare") == 2
+    assert f"MODEL bare has no tokenizer that fits it: one of 5 tokens was found, and the model has {tiny.VOCAB}" in (
+        capsys.readouterr().err
+    )
+    assert not (given / "made").exists()
+
+
 def test_without_a_model_it_takes_that_of_the_demo_extra_whose_id_the_card_names(given, monkeypatch):
     monkeypatch.setattr(models, "embedded_model_folder", lambda: given / "stock")
     assert main(["patch", "--scheme", "shaw", "--output-dir", "made"]) == 0

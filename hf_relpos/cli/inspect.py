@@ -27,11 +27,11 @@ def run_inspect(args: argparse.Namespace) -> None:
         if importlib.util.find_spec("matplotlib") is None:
             raise extra_missing("matplotlib", "Drawing into --output-dir")
     texts = None if args.texts is None else texts_of(args)
-    whole, tokenizer = load_model(args.model)
+    whole, tokenizer = load_model(args.model, with_tokenizer=texts is not None)
     inspection = inspect_model(
         transformer_of(whole),
         texts,
-        whole.tokenizer if tokenizer is None else tokenizer,
+        tokenizer or getattr(whole, "tokenizer", None),
         column=args.text_column,
         samples=args.samples,
         length=args.max_length,

@@ -15,14 +15,17 @@ from hf_relpos.cli.loading import loading
 from hf_relpos.compat import sentence_transformers as sentences
 from hf_relpos.names import CLASS_PREFIX
 
+LEAST_COVERED = 0.5  # of a model's vocabulary, which may be padded, and have places left for new tokens
+
 EMBEDDED_MODEL_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def load_model(source: str | None) -> tuple[Any, Any]:
+def load_model(source: str | None, with_tokenizer: bool = True) -> tuple[Any, Any]:
     """A model and its tokenizer; or a sentence model, which has one itself, and None.
 
     Args:
         source: A folder, or an id on the Hub; None for the MiniLM of the `demo` extra, without its pooling.
+        with_tokenizer: Whether the tokenizer is needed; if not, None comes in its place.
 
     Raises:
         CommandError: If it cannot be loaded.
@@ -35,9 +38,17 @@ def load_model(source: str | None) -> tuple[Any, Any]:
     with loading("MODEL", source):
         if _is_sentence_model(source):
             return _load_sentence_model(source), None
-        return _class_of(AutoConfig.from_pretrained(source)).from_pretrained(source), AutoTokenizer.from_pretrained(
-            source
+        model = _class_of(AutoConfig.from_pretrained(source)).from_pretrained(source)
+        if not with_tokenizer:
+            return model, None
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) < LEAST_COVERED * rows:  # what Transformers makes up where there are no files of one
+        raise CommandError(
+            f"MODEL {source} has no tokenizer that fits it: one of {len(tokenizer):,} tokens was found, and the model "
+            f"has {rows:,}. Save its tokenizer into the folder."
         )
+    return model, tokenizer
 
 
 def transformer_of(model: Any) -> PreTrainedModel:

@@ -21,7 +21,9 @@ from transformers import PreTrainedModel
 from hf_relpos.calls import AttentionCall, Contribution
 from hf_relpos.engines.offsets import collect
 from hf_relpos.families.native import AbsoluteEmbedding, NativeTable
+from hf_relpos.inspection.hooks import hooked
 from hf_relpos.inspection.parameters import FARTHEST, filled_up, layer_name
+from hf_relpos.inspection.scores import pairs_at, watched
 from hf_relpos.layer import RelPosLayer
 from hf_relpos.modeling.sharing import relpos_of
 from hf_relpos.modeling.stacks import stacks_of
@@ -46,6 +48,8 @@ class AttentionUse:
         farthest: The largest offset in ``mass``.
         mass: By how the texts were read, the attention that goes to each of the offsets ``-farthest .. farthest``,
             ``[layers, heads, 2 * farthest + 1]``. A head's sum is at most 1; the rest goes farther.
+        added: What relative positions add to the score of a key at each of these offsets, mean over the pairs of tokens
+            that far apart, ``[layers, heads, 2 * farthest + 1]``; not a number where a decoder does not look.
         moved: By what was taken away, the share of the attention that then goes elsewhere, from 0 to 1, ``[layers,
             heads]``: half the sum of the absolute differences of a token's weights (their total variation distance).
     """
@@ -55,6 +59,7 @@ class AttentionUse:
     tokens: int
     farthest: int
     mass: dict[str, np.ndarray]
+    added: np.ndarray
     moved: dict[str, np.ndarray]
 
     @property
@@ -85,9 +90,13 @@ def measure_attention(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> 
         ways[WITHOUT_NATIVE] = without_native
     mass: dict[str, list[Any]] = {}
     moved: dict[str, list[Any]] = {}
+    paths = {module: path for path, module in inner.named_modules()}
     tokens = sum(map(len, rows))
+    added: list[Any] | None = None
     for ids in rows:
-        whole = _weights(inner, ids)
+        with watched(inner, farthest) as scores:
+            whole = _weights(inner, ids)
+        added = _added(added, [scores[attention] for attention, _, _ in _acting(inner)])
         mass[AS_IT_IS] = _added(mass.get(AS_IT_IS), [_by_offset(weights, farthest) for weights in whole])
         for way, taken_away in ways.items():
             with taken_away(inner):
@@ -96,24 +105,28 @@ def measure_attention(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> 
             pairs = zip(whole, less, strict=True)
             moved[way] = _added(moved.get(way), [(one - other).abs().sum((1, 2)) / 2 for one, other in pairs])
     return AttentionUse(
-        layers=[name for name, _ in _acting(inner)],
+        layers=[layer_name(paths[attention]) for attention, _, _ in _acting(inner)],
         texts=len(rows),
         tokens=tokens,
         farthest=farthest,
         mass={way: filled_up([_array(one / tokens) for one in sums]) for way, sums in mass.items()},
+        added=filled_up([_array(sums / pairs_at(rows, farthest, sums)) for sums in added or ()]),
         moved={way: filled_up([_array(one / tokens) for one in sums]) for way, sums in moved.items()},
     )
 
 
 @contextmanager
 def without_relative(model: nn.Module) -> Iterator[None]:
-    """While this lasts, a patched model has no relative positions: no tables, no rotation, no branch."""
+    """While this lasts, a patched model has no relative positions: no tables, no rotation, no branch.
+
+    A window stays.
+    """
 
     def plain(layer: RelPosLayer, arguments: tuple[AttentionCall, ...], made: Contribution) -> Contribution:
         call = arguments[0]
         return Contribution(RelativeTerms(native_bias=made.terms.native_bias), call.query, call.key)
 
-    with _hooked((module, plain) for module in model.modules() if isinstance(module, RelPosLayer)):
+    with hooked((module, plain) for module in model.modules() if isinstance(module, RelPosLayer)):
         yield
 
 
@@ -131,13 +144,14 @@ def without_native(model: Any) -> Iterator[None]:
         return rows.mean(-2, keepdim=True).expand_as(rows)
 
     tables = [
-        (native.table_of(owner), mean)
+        (table, mean)
         for native in model.relpos_family.natives
         if isinstance(native, AbsoluteEmbedding)
         for _, owner in native.owners(model, model.relpos_family.modeling)
+        if (table := native.table_of(owner)) is not None
     ]
     layers = [(module, unbiased) for module in model.modules() if isinstance(module, RelPosLayer)]
-    with _hooked([*tables, *layers]):
+    with hooked([*tables, *layers]):
         yield
 
 
@@ -145,16 +159,6 @@ def has_native(model: Any) -> bool:
     """Whether a patched model has pretrained positions that can be taken away for a while."""
     tables = [native for native in model.relpos_family.natives if isinstance(native, NativeTable)]
     return bool(tables) and model.config.relpos["native"] != "drop"
-
-
-@contextmanager
-def _hooked(hooks: Any) -> Iterator[None]:
-    handles = [module.register_forward_hook(hook) for module, hook in hooks]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _weights(model: Any, ids: Sequence[int]) -> list[Tensor]:
@@ -167,12 +171,11 @@ def _weights(model: Any, ids: Sequence[int]) -> list[Tensor]:
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False
     out = model(**inputs, output_attentions=True)
-    return [out[field][place][0].float() for _, (field, place) in _acting(model)]
+    return [out[field][place][0].float() for _, field, place in _acting(model)]
 
 
-def _acting(model: Any) -> Iterator[tuple[str, tuple[str, int]]]:
-    """The layers with relative positions: their names, and where in the model's output their weights are."""
-    paths = {module: path for path, module in model.named_modules()}
+def _acting(model: Any) -> Iterator[tuple[nn.Module, str, int]]:
+    """The attention modules with relative positions, and where in the model's output their weights are."""
     for stack in stacks_of(model, model.relpos_family):
         field = "attentions"
         if _writes(model):
@@ -180,7 +183,7 @@ def _acting(model: Any) -> Iterator[tuple[str, tuple[str, int]]]:
         for place, attention in enumerate(stack.attentions):
             layer = relpos_of(attention)
             if layer is not None and len(layer.schemes):
-                yield layer_name(paths[attention]), (field, place)
+                yield attention, field, place
 
 
 def _writes(model: Any) -> bool:

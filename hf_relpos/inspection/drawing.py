@@ -53,6 +53,7 @@ def draw(inspection: Inspection) -> dict[str, Figure]:
         figures["gates"] = _gates(learned)
     if attention is not None:
         figures["attention"] = _attention(attention)
+        figures["scores"] = _scores(attention)
         figures["use"] = _use(attention)
     return figures
 
@@ -74,18 +75,36 @@ def _tables(learned: Learned) -> Figure:
 def _bias(learned: Learned) -> Figure:
     table = learned.tables["bias"]
     gates = dict(zip(learned.gate_layers, learned.gates if learned.gates is not None else (), strict=False))
-    figure, panels = _grid(table.layers, 3.2, 2.5, sharey=True)
-    heads = max(values.shape[0] for values in table.values)
-    colours = colormaps[SIZES](np.linspace(0, 1, heads))
+    acting = [
+        values * gates[name][:, None] if name in gates else values
+        for name, values in zip(table.layers, table.values, strict=True)
+    ]
     reach = table.values.shape[-1] // 2
-    offsets = np.arange(-reach, reach + 1)
-    for axes, name, values in zip(panels, table.layers, table.values, strict=True):
-        acting = values * gates[name][:, None] if name in gates else values
-        for head, row in enumerate(acting):
+    below = f"{OFFSET}; at ±{reach}: and all beyond"
+    return _by_head(
+        table.layers, np.arange(-reach, reach + 1), acting, below, "bias times its gate (added to the score)"
+    )
+
+
+def _scores(attention: AttentionUse) -> Figure:
+    offsets = np.arange(-attention.farthest, attention.farthest + 1)
+    beside = "added to the score, mean over the texts"
+    return _by_head(attention.layers, offsets, list(attention.added), OFFSET, beside)
+
+
+def _by_head(
+    layers: Sequence[str], offsets: np.ndarray, values: Sequence[np.ndarray], below: str, beside: str
+) -> Figure:
+    """A panel of lines over offsets for each layer, a line for each head."""
+    figure, panels = _grid(layers, 3.2, 2.5, sharey=True)
+    heads = max(map(len, values))
+    colours = colormaps[SIZES](np.linspace(0, 1, heads))
+    for axes, name, rows in zip(panels, layers, values, strict=True):
+        for head, row in enumerate(rows):
             axes.plot(offsets, row, color=colours[head], linewidth=1.2)
         _finish_lines(axes, f"layer {name}")
-    figure.supxlabel(f"{OFFSET}; at ±{reach}: and all beyond", fontsize="medium")
-    figure.supylabel("bias times its gate (added to the score)", fontsize="medium")
+    figure.supxlabel(below, fontsize="medium")
+    figure.supylabel(beside, fontsize="medium")
     scale = ScalarMappable(Normalize(0, max(heads - 1, 1)), SIZES)
     figure.colorbar(scale, ax=panels, label="head", ticks=MaxNLocator(nbins=8, integer=True), aspect=40)
     return figure

@@ -26,14 +26,18 @@ SECTIONS = {
         "and without its positions. Where the lines lie on each other, positions change nothing. The scale is "
         "logarithmic above 1 %.",
     ),
+    "scores": (
+        "What relative positions add to scores, by distance",
+        "The score of a token at each offset, with relative positions less without them, mean over the texts: 1 more "
+        "makes a token 2.7 times as likely to be looked at. A line that is flat tells no distances apart.",
+    ),
     "gates": (
         "Gates",
         "Each gate started at 1. Above 1 (red) a head has learned to use the relative terms more, below 1 (blue) less.",
     ),
     "bias": (
         "Bias against distance",
-        "What each head adds to the score of a token that far away: 1 more makes a token 2.7 times as likely to be "
-        "looked at.",
+        "The same for the tables of biases alone, as they stand in the model.",
     ),
     "tables": ("What stands in the tables", "How much has been learned for each offset, in each layer."),
     "similarity_query": (
