@@ -55,6 +55,26 @@ def test_the_folder_has_the_model_its_tokenizer_its_card_and_its_fidelity(given,
     assert sorted(path.name for path in given.iterdir()) == ["made", "stock", "texts.txt"]
 
 
+def test_the_card_says_how_it_was_taught_how_near_it_came_and_how_long_it_reads(given):
+    assert run() == 0
+    card = (given / "made" / "README.md").read_text(encoding="utf-8")
+    assert 'name = "made"' in card
+    assert "in place of its own: a copy that `hf_relpos` has taught, on texts without labels" in card
+    assert "in sequences of up to 32 tokens" in card
+    results, training = card.partition("## Results")[2].split("## Training")
+    report = FidelityReport.load("made/fidelity.json")
+    assert report.markdown in results
+    assert "None were given" not in card
+    assert all(f"- **{heading}**: " in results for heading in report.table[0])
+    assert "| original | stock |" in training
+    assert (
+        "| peak learning rates | 0.02 for tables and gates alone, then 0.001 for them and 0.0002 for the layers |"
+        in (training)
+    )
+    assert "the hidden states of every layer (1.0), what a head predicts (1.0) |" in training
+    assert "It learned from sequences of up to 32 tokens." in training
+
+
 def test_it_gives_what_the_function_gives(given):
     assert run("--seed", "3", "--gate", "none") == 0
     from hf_relpos import ClippedBias, RelPosConfig, Shaw

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
     from transformers import PreTrainedModel
 
+    from hf_relpos.cards.converted import Conversion
+
 TAGS = ["hf_relpos", "relative-position"]
 
 # Which Auto class loads a model, of those that know its class the first -> the Hub's pipeline tag if there is one.
@@ -59,6 +61,7 @@ def write_model_card(
     dataset: str | None = None,
     training: Mapping[str, Any] | None = None,
     progress: Sequence[Mapping[str, Any]] = (),
+    conversion: Conversion | None = None,
     title: str | None = None,
     license: str | None = None,
     language: str | list[str] | None = None,
@@ -78,6 +81,8 @@ def write_model_card(
         dataset: Name of the data the numbers were measured on; without it the metadata leaves them out.
         training: How the model was trained, as rows of a table.
         progress: Numbers measured while training, a row each.
+        conversion: How the model was converted, if it was: what `hf_relpos.conversion.card.for_card` makes of the
+            report. Of one that was trained since, it would not be true.
         title: Name of the model; the folder's name by default.
         license: Licence id of the Hub, for example `"apache-2.0"`.
         language: ISO 639 code or codes, for example `"en"`.
@@ -107,6 +112,7 @@ def write_model_card(
         dataset=dataset,
         training=training,
         progress=progress,
+        conversion=conversion,
         title=title,
         license=license,
         language=language,
@@ -128,6 +134,7 @@ def model_card(
     dataset: str | None = None,
     training: Mapping[str, Any] | None = None,
     progress: Sequence[Mapping[str, Any]] = (),
+    conversion: Conversion | None = None,
     title: str | None = None,
     license: str | None = None,
     language: str | list[str] | None = None,
@@ -145,6 +152,7 @@ def model_card(
         dataset: As there.
         training: As there.
         progress: As there.
+        conversion: As there.
         title: As there.
         license: As there.
         language: As there.
@@ -163,6 +171,7 @@ def model_card(
     report = patch_report(model)
     relpos = report.config.to_dict()
     title = title or location.rpartition("/")[2]
+    training = {**(training or {}), **(conversion.training if conversion else {})}
     if metrics or training:
         trained = True
     elif trained is None:
@@ -202,13 +211,17 @@ def model_card(
         has_baseline=bool(baseline),
         dataset=dataset,
         starts_exact=report.config.starts_exact,
-        training={name: _plain(value) for name, value in (training or {}).items()},
+        training={name: _plain(value) for name, value in training.items()},
+        conversion=conversion,
         progress=[{name: _plain(value) for name, value in row.items()} for row in progress],
         trained=trained,
         standalone=standalone,
         how_to_install=HOW_TO_INSTALL,
         without_installing=WITHOUT_INSTALLING,
-        limits=facts.limits(model, report.trained_length, trained),
+        limits=[
+            *([conversion.limit] if conversion else []),
+            *facts.limits(model, report.trained_length, trained),
+        ],
     )
 
 

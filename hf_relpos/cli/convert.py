@@ -18,6 +18,7 @@ from hf_relpos.cli.hub import check_repo_id, push
 from hf_relpos.cli.models import EMBEDDED_MODEL_ID, load_model
 from hf_relpos.cli.output import check_new_folder, put_in_place
 from hf_relpos.cli.texts import texts_of
+from hf_relpos.conversion.card import for_card
 
 # What torch says when a checkpoint cannot be written; it raises a RuntimeError of no class of its own.
 _TORCH_CANNOT_WRITE = "inline_container"
@@ -53,7 +54,7 @@ def run_convert(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None
     }
     checkpoints = unfinished / "checkpoints"
-    result = unfinished / "result"
+    result = unfinished / "result" / output.name  # by its name a card tells how to load it
     try:
         converted: Any = hf_relpos.convert(
             model,
@@ -70,7 +71,7 @@ def run_convert(args: argparse.Namespace) -> None:
         report: hf_relpos.FidelityReport = converted.relpos_fidelity
         print(f"\n{report}\n")
         shutil.rmtree(result, ignore_errors=True)
-        _save(converted, tokenizer, result, output.name, args.model or EMBEDDED_MODEL_ID)
+        _save(converted, tokenizer, result, args.model or EMBEDDED_MODEL_ID)
         put_in_place(result, output)
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and _TORCH_CANNOT_WRITE not in str(error):
@@ -85,13 +86,15 @@ def run_convert(args: argparse.Namespace) -> None:
         push(args.push_to_hub, lambda repo: output, kept=output)
 
 
-def _save(converted: Any, tokenizer: Any, folder: Path, title: str, source: str) -> None:
+def _save(converted: Any, tokenizer: Any, folder: Path, source: str) -> None:
     report: hf_relpos.FidelityReport = converted.relpos_fidelity
-    training = {"made from": source, **{name: value for name, value in report.settings.items() if name != "relpos"}}
     converted.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-        write_model_card(converted, folder, title=title, training=training, progress=report.table, overwrite=True)
+        original = Path(source).resolve().name if Path(source).is_dir() else source
+        write_model_card(
+            converted, folder, training={"original": original}, conversion=for_card(report), overwrite=True
+        )
     else:
         card = folder / "README.md"
         card.write_text(card.read_text(encoding="utf-8") + report.section(), encoding="utf-8")

@@ -8,14 +8,32 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-HEADINGS = {
-    "stage": "stage",
-    "length": "tokens",
-    "embedding": "embedding",
-    "states": "states",
-    "agreement": "same prediction",
-    "original_loss": "loss, original",
-    "converted_loss": "loss, converted",
+# A field of a row -> its heading, and what the column says.
+COLUMNS = {
+    "stage": (
+        "stage",
+        "`start` is before any training, `tables` after that of tables and gates alone, `all` after that of the layers "
+        "as well; the last one is the model as it is",
+    ),
+    "length": ("tokens", "in each sequence, special ones included"),
+    "embedding": (
+        "embedding",
+        "mean cosine of the sequences' embeddings to the original's; beyond its reach, to the mean of those of its "
+        "windows",
+    ),
+    "states": (
+        "states",
+        "mean cosine of the tokens' last hidden states to the original's; beyond its reach, to those in its windows",
+    ),
+    "agreement": (
+        "same prediction",
+        "the share of the head's predictions that are the original's; empty beyond its reach",
+    ),
+    "original_loss": (
+        "loss, original",
+        "the original's loss as a language model, in nats per token; empty beyond its reach",
+    ),
+    "converted_loss": ("loss, converted", "the same of the converted model, at any length"),
 }
 
 
@@ -67,8 +85,20 @@ class FidelityReport:
     @property
     def table(self) -> list[dict[str, str]]:
         """The rows in words, by heading, without what was never measured."""
-        shown = [name for name in HEADINGS if any(getattr(row, name) is not None for row in self.rows)]
-        return [{HEADINGS[name]: _plain(getattr(row, name)) for name in shown} for row in self.rows]
+        return [{COLUMNS[name][0]: _plain(getattr(row, name)) for name in self._shown} for row in self.rows]
+
+    @property
+    def markdown(self) -> str:
+        """The table in Markdown, and what each of its columns says."""
+        rows = self.table
+        table = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+        lines = [f"| {' | '.join(cells)} |" for cells in table]
+        meanings = [f"- **{heading}**: {meaning}." for heading, meaning in map(COLUMNS.__getitem__, self._shown)]
+        return "\n".join([*lines, "", *meanings])
+
+    @property
+    def _shown(self) -> list[str]:
+        return [name for name in COLUMNS if any(getattr(row, name) is not None for row in self.rows)]
 
     def __str__(self) -> str:
         cells = [list(self.table[0]), *(list(row.values()) for row in self.table)]
@@ -93,12 +123,9 @@ class FidelityReport:
 
     def section(self) -> str:
         """A section for a card that somebody else writes, in Markdown."""
-        rows = self.table
-        table = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-        lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
         return (
-            "\n\n## Relative positions\n\nConverted by `hf_relpos`, to be imported before this model is loaded. "
-            f"Cosines to the original, on texts that were held out:\n\n{lines}\n"
+            "\n\n## Relative positions\n\nConverted by `hf_relpos`, to be imported before this model is loaded. How "
+            f"near it is to the original, on texts that were held out:\n\n{self.markdown}\n"
         )
 
     def plot(self, path: str | os.PathLike[str]) -> None:
