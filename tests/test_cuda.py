@@ -176,7 +176,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """As if the CPU were a GPU whose kernels are right; the list tells of which kinds that was asked."""
     asked: list[Any] = []
     monkeypatch.setitem(fused.HARDWARE, "cpu", cuda.ENGINE)
-    monkeypatch.setattr(cuda, "_is_missing", lambda: False)
+    monkeypatch.setattr(cuda, "HAS_TRITON", True)
     monkeypatch.setattr(cuda, "largest_error", lambda *kind: asked.append(kind) or 0.0)
     cuda.failure.cache_clear()
     yield asked
@@ -229,13 +229,18 @@ def test_auto_runs_blockwise_where_the_kernels_do_not_take_the_case(name: str, g
         choose("fused", refused)
 
 
+def test_a_far_bias_that_learns_is_taken_where_no_gradient_is_wanted(gpu: list[Any]):
+    with torch.no_grad():
+        assert choose("auto", case("bias", k=5000)) == "fused"
+
+
 def test_one_query_is_left_to_an_engine_without_blocks(gpu: list[Any]):
     assert choose("auto", case("bias", queries=1)) == "eager"
     assert choose("fused", case("bias", queries=1)) == "fused"
 
 
 def test_without_triton_cuda_has_blockwise(gpu: list[Any], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuda, "_is_missing", lambda: True)
+    monkeypatch.setattr(cuda, "HAS_TRITON", False)
     assert choose("auto", case("bias")) == "blockwise"
     with pytest.raises(ValueError, match="without Triton, which PyTorch's builds for CUDA bring"):
         choose("fused", case("bias"))

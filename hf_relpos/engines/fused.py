@@ -74,7 +74,7 @@ def attend(
     """
     dtype = Case(query, key, value, terms, mask).dtype
     terms = terms.to(torch.promote_types(dtype, torch.float32))
-    if terms.gate is None:
+    if terms.gate is None and terms.native_bias is not None:
         terms = replace(terms, bias=add_tables(terms.bias, terms.native_bias), native_bias=None)
     hardware = HARDWARE[query.device.type]
     states = (query.to(dtype), key.to(dtype), value.to(dtype))

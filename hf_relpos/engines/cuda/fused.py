@@ -30,6 +30,8 @@ from hf_relpos.terms import RelativeTerms, horizon, widen
 
 logger = logging.get_logger(__name__)
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 # Queries, and keys, of a tile; the smaller one where the other would not fit into registers (tests/test_cuda.py).
@@ -58,7 +60,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 def refuses(case: Case) -> str | None:
     """What of a case on CUDA this engine cannot take, in words; None if it takes it."""
     terms, offset = case.terms, case.mask.query_offset
-    if _is_missing():
+    if not HAS_TRITON:
         return "anything on CUDA without Triton, which PyTorch's builds for CUDA bring"
     if case.dtype not in DTYPES:
         return f"queries of {case.dtype} on CUDA"
@@ -72,7 +74,7 @@ def refuses(case: Case) -> str | None:
     by_tokens = terms.bias is not None and terms.gate is not None
     if farthest > MOST_OFFSETS and (by_tokens or terms.query is not None or terms.value is not None):
         return f"vectors, or biases with a gate by tokens, over more than {MOST_OFFSETS} offsets on CUDA"
-    if farthest > MOST_LEARNED and any(table.requires_grad for table in terms.tables):
+    if farthest > MOST_LEARNED and torch.is_grad_enabled() and any(table.requires_grad for table in terms.tables):
         return f"gradients of a bias over more than {MOST_LEARNED} offsets on CUDA"
     failed = _failure(
         case.query.device, case.dtype, _dim(case.query, case.value), farthest, tuple(terms.named), case.mask.causal,
@@ -84,12 +86,6 @@ def refuses(case: Case) -> str | None:
 def pays_off(case: Case) -> bool:
     """Whether there are several queries: a block with one would leave nearly all of the multiplier idle."""
     return case.query.shape[2] > 1
-
-
-@torch.compiler.assume_constant_result
-def _is_missing() -> bool:
-    """Whether there is no Triton. Asked once for a compiled graph."""
-    return importlib.util.find_spec("triton") is None
 
 
 def _kernels() -> ModuleType:
@@ -157,7 +153,7 @@ def _rows(query: Tensor, terms: RelativeTerms, gate: Tensor | None, farthest: in
 
 def _horizon(terms: RelativeTerms) -> int:
     """The horizon of all tables together that the kernels are compiled for."""
-    return _power_of_two(max(map(horizon, terms.tables)), ALIGNMENT)
+    return _power_of_two(max([ALIGNMENT, *map(horizon, terms.tables)]), ALIGNMENT)
 
 
 def _dim(query: Tensor, value: Tensor) -> int:
