@@ -18,8 +18,9 @@ import hf_relpos.patching  # noqa: F401
 torch.set_num_threads(1)
 
 
-def pytest_collection_finish() -> None:
-    """Patching asks the garbage collector who holds a config: not what was there before the first test."""
+@pytest.fixture(autouse=True, scope="module")
+def little_to_look_through() -> None:
+    """Patching asks the garbage collector who holds a config: not what was there before the file's first test."""
     gc.collect()
     gc.freeze()
 

@@ -70,7 +70,7 @@ def launches(name: str) -> dict[str, tuple[Any, dict[str, Any], dict[str, Any]]]
     """Of each kernel that a case runs: itself, and its arguments and options by name."""
     seen: dict[str, Any] = {}
 
-    class Recorded(cuda._Call):
+    class Recorded(cuda.Call):
         def run(self, kernel: Any, length: int, tensors: Any, numbers: Any, **options: Any) -> None:
             given = [self.states[0] if tensor is None else tensor for tensor in tensors]
             values = (*self.states, *given, *self.strides, *numbers)
@@ -79,7 +79,7 @@ def launches(name: str) -> dict[str, tuple[Any, dict[str, Any], dict[str, Any]]]
             seen[kernel.__name__] = kernel, dict(zip(names, values, strict=True)), options
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "_Call", Recorded)
+        patch.setattr(cuda, "Call", Recorded)
         run(**CASES[name])
     return seen
 

@@ -287,7 +287,7 @@ def _tokens(padding: Tensor | None, key: Tensor, block: int) -> Tensor | None:
     return F.pad(seen.to(torch.uint8), (0, spare))
 
 
-class _Call:
+class Call:
     """What all kernels are told of a call, and what they are compiled for.
 
     Args:
@@ -353,7 +353,7 @@ def _forward(
     offsets ``-k + 1 .. k``.
     """
     rules = _Rules(query_offset, causal, window, scale, horizon, mixes, dropout, _block(query, rows, mixes, dropout))
-    call = _Call(query, key, value, rows, padding, rules)
+    call = Call(query, key, value, rows, padding, rules)
     output, log_sums, mass = _results(query, horizon, mixes)
     scores = _Band(query, rules, fill=float("-inf")) if mixes else None
     tensors = [call.rows, call.tokens, seed, output, log_sums, None if scores is None else scores.data, mass]
@@ -387,7 +387,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values, and of rows if they learn; else nothing."""
     rules = _Rules(query_offset, causal, window, scale, horizon, mixes, dropout, _block(query, rows, mixes, dropout))
-    call = _Call(query, key, value, rows, padding, rules)
+    call = Call(query, key, value, rows, padding, rules)
     (batch, heads, queries, _), (_, key_heads, keys, dim) = query.shape, key.shape
     output_gradient = _readable(output_gradient)
     delta = (output_gradient.float() * output.float()).sum(-1)
