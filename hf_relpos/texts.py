@@ -10,6 +10,8 @@ from typing import Any
 
 from hf_relpos.errors import TextsError
 
+_ENDINGS = (".txt", ".text", ".md", ".csv", ".tsv", ".json", ".jsonl")
+
 Texts = str | os.PathLike[str] | Iterable[Any]
 
 
@@ -34,6 +36,7 @@ def read_texts(texts: Texts, column: str = "text") -> Iterator[str]:
 
 
 def _rows(texts: Texts, column: str) -> Iterable[Any]:
+    what = in_words(texts)
     if isinstance(texts, (str, os.PathLike)):
         path = Path(texts)
         if path.is_file():
@@ -43,18 +46,17 @@ def _rows(texts: Texts, column: str) -> Iterable[Any]:
     if columns is None:
         if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
             raise TextsError(
-                f"`texts` ({in_words(texts)}) cannot be read: give a text file, a data set, its id on the Hub, "
+                f"`texts` ({what}) cannot be read: give a text file, a data set, its id on the Hub, "
                 "or a list of strings."
             )
         return texts
     if isinstance(columns, Mapping):
         raise TextsError(
-            f"`texts` ({in_words(texts)}) cannot be read: it has the parts {', '.join(map(repr, columns))}. Give "
-            "one of them."
+            f"`texts` ({what}) cannot be read: it has the parts {', '.join(map(repr, columns))}. Give one of them."
         )
     if column not in columns:
         raise TextsError(
-            f"`texts` ({in_words(texts)}) cannot be read: it has no column {column!r}, but "
+            f"`texts` ({what}) cannot be read: it has no column {column!r}, but "
             f"{', '.join(map(repr, columns))}. Name the one with the texts as `column`."
         )
     return _column(texts, column)
@@ -75,21 +77,50 @@ def _paragraphs(path: Path) -> Iterator[str]:
         raise TextsError(f"`texts` ({path}) cannot be read: it is not text in UTF-8 ({error.reason}).") from (error)
 
 
-def _load(name: str) -> Any:
+def is_missing_file(name: str) -> bool:
+    """Whether a name is that of a text file that is not here: it ends like one, or can be no id on the Hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if Path(name).exists():
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return True
+    return Path(name).suffix.lower() in _ENDINGS
+
+
+def load_data_set(name: str) -> Any:
+    """The part ``train`` of a data set on the Hub or in a folder, to be read row by row.
+
+    `datasets` raises whatever its readers and the Hub's client raise.
+    """
     import datasets
 
-    try:
-        return datasets.load_dataset(name, split="train", streaming=True)
-    except Exception as error:  # `datasets` raises whatever its readers and the Hub's client raise
+    return datasets.load_dataset(name, split="train", streaming=True)
+
+
+def _load(name: str) -> Any:
+    if is_missing_file(name):
         raise TextsError(
-            f"`texts` ({name!r}) cannot be read: there is no such file here, and no such data set with a part "
+            f"`texts` ({name!r}) cannot be read: there is no such file here. Give the path of a text file, or the id "
+            "of a data set on the Hub."
+        )
+    try:
+        return load_data_set(name)
+    except Exception as error:
+        raise TextsError(
+            f"`texts` ({in_words(name)}) cannot be read: there is no such file here, and no such data set with a part "
             f"'train' could be loaded: {' '.join(str(error).split())}"
         ) from error
 
 
 def in_words(texts: Any) -> str:
     """Which texts these are, for a message."""
-    return repr(str(texts)) if isinstance(texts, (str, os.PathLike)) else f"a {type(texts).__name__}"
+    if isinstance(texts, (str, os.PathLike)):
+        return f"{str(texts)!r}, a folder" if Path(texts).is_dir() else repr(str(texts))
+    return f"a {type(texts).__name__}"
 
 
 def _short(value: object) -> str:

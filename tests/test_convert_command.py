@@ -116,6 +116,30 @@ def test_a_full_disk_leaves_no_folder_that_looks_finished_and_resuming_ends_it(g
     assert not (given / "made.unfinished").exists()
 
 
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("steps", "said", "left"),
+    [(0, "so nothing is kept.", []), (3, "go on by the same command with --resume.", ["made.unfinished"])],
+    ids=["before its first checkpoint", "after it"],
+)
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(steps, said, left, given, monkeypatch, capsys):
+    before, done = {path.name for path in given.iterdir()}, []
+    compute_loss = ConversionTrainer.compute_loss
+
+    def stopped(*args, **kwargs):
+        if len(done) == steps:
+            raise KeyboardInterrupt
+        done.append(1)
+        return compute_loss(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConversionTrainer, "compute_loss", stopped)
+        assert run("--save-steps", "1") == 130
+    assert capsys.readouterr().err.endswith(f"{said}\n")
+    assert sorted({path.name for path in given.iterdir()} - before) == left
+    assert run("--save-steps", "1", *(["--resume"] if left else [])) == 0
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -140,18 +164,32 @@ def test_a_full_disk_while_training_is_told_and_leaves_no_folder(error, given, m
     [
         ({"model": "nothing"}, "MODEL nothing cannot be loaded"),
         ({"source": "nothing.csv"}, "--texts nothing.csv does not exist"),
+        ({"source": "nothing.txt", "model": "nothing"}, "--texts nothing.txt does not exist. Give the path"),
+        ({"source": "../nothing", "model": "nothing"}, "--texts ../nothing does not exist. Give the path"),
+        ({"source": "stock", "model": "nothing"}, "--texts stock, a folder, has no column 'text', but 'version'"),
+        ({"source": "bare", "model": "nothing"}, "--texts bare cannot be loaded. Give a folder with a data set that"),
+        ({"source": "other.jsonl", "model": "nothing"}, "--texts other.jsonl has no column 'text', but 'body'. Name"),
+        ({"more": ["--text-column", "body"]}, "--text-column body names a column of a table, but --texts texts.txt is"),
+        ({"more": ["--steps", "0", "0"]}, "--steps 0 0 teaches nothing"),
+        ({"more": ["--target", "2"]}, "hf-relpos convert: error: `target` is 2.0, but must be"),
+        ({"more": ["--resume"]}, "--resume: there is nothing to go on with. No conversion into --output-dir made was"),
+        ({"more": ["--resume"], "output": "finished"}, "the conversion into --output-dir finished is finished"),
         ({"source": "empty.txt"}, "There is no text in it"),
         ({"output": "stock"}, "--output-dir stock is there already, with files in it"),
-        ({"scheme": "shaw:far"}, "--scheme shaw:far: 'far' must be a whole number"),
-        ({"scheme": "none"}, "must be one of 'shaw'"),
+        ({"more": ["--scheme", "shaw:far"]}, "--scheme shaw:far: 'far' must be a whole number"),
+        ({"more": ["--scheme", "shawn:16"]}, "--scheme shawn:16: there is no scheme 'shawn'. Give one of shaw, "),
     ],
-    ids=["model", "texts", "empty", "output", "distance", "scheme"],
+    ids=lambda given: "" if isinstance(given, str) else "-".join(given),
 )
 def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(more, said, given, capsys):
     (given / "empty.txt").touch()
+    (given / "other.jsonl").write_text(json.dumps({"body": "w1 w2"}), encoding="utf-8")
+    (given / "bare").mkdir()
+    (given / "finished").mkdir()
+    (given / "finished" / "fidelity.json").touch()
     before = sorted(given.rglob("*"))
-    scheme = ["--scheme", more.pop("scheme")] if "scheme" in more else []
-    assert run(*scheme, **more) == 2
+    options = {**more}
+    assert run(*options.pop("more", ()), **options) == 2
     assert said in capsys.readouterr().err
     assert sorted(given.rglob("*")) == before
 

@@ -54,10 +54,13 @@ def test_no_more_is_read_than_is_needed():
     assert sum(map(len, read_documents(endless(), tokenizer(), 1000))) == pytest.approx(1000, abs=3)
 
 
-def test_a_table_without_the_column_and_a_dictionary_of_tables_are_refused():
+def test_a_table_without_the_column_and_a_dictionary_of_tables_are_refused(tmp_path):
     table = datasets.Dataset.from_dict({"body": ["w1 w2"]})
     with pytest.raises(TextsError, match=r"no column 'text', but 'body'\. Name the one"):
         ids(table)
+    (tmp_path / "table.jsonl").write_text('{"body": "w1 w2"}', encoding="utf-8")
+    with pytest.raises(TextsError, match=r"', a folder\) cannot be read: it has no column 'text', but 'body'"):
+        ids(tmp_path)
     with pytest.raises(TextsError, match=r"has the parts 'train'\. Give one"):
         ids(datasets.DatasetDict({"train": table}))
     with pytest.raises(TextsError, match="give a text file, a data set"):

@@ -84,8 +84,18 @@ def test_a_folder_of_another_conversion_is_refused_and_left_alone(tmp_path, monk
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
-def test_nothing_is_written_without_a_folder_and_resuming_an_empty_one_begins(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("output_dir", "match"),
+    [(None, "there is no `output_dir`"), ("typo", "in `output_dir`, typo, none was begun")],
+)
+def test_to_resume_where_nothing_was_begun_is_refused(output_dir, match, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first = converted(build("bert"), steps=(1, 1))
+    with pytest.raises(ConversionError, match=f"`resume` is True, but .*: {match}"):
+        converted(build("bert"), output_dir=output_dir, resume=True, **STEPS)
     assert not list(tmp_path.iterdir())
-    assert same(first, converted(build("bert"), steps=(1, 1), output_dir=tmp_path / "new", resume=True))
+
+
+def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    converted(build("bert"), steps=(1, 1))
+    assert not list(tmp_path.iterdir())

@@ -248,7 +248,8 @@ class TestInterrupted:
         monkeypatch.setattr(demo, where, interrupt)
         options = [*TestOutputFolder.QUICK, "--model", str(pretrained), *files]
         assert main(["demo", *options, "--output-dir", str(tmp_path / "out")]) == 130
-        assert capsys.readouterr().err.endswith("\nhf-relpos demo: interrupted. What was finished is kept.\n")
+        words = f"Finished, and in {tmp_path / 'out'}: model." if kept else "Nothing was finished."
+        assert capsys.readouterr().err.endswith(f"\nhf-relpos demo: interrupted. {words}\n")
         assert {path.name for path in (tmp_path / "out").iterdir()} == {MARKER, *kept}
         assert len(folders) == 2
         assert not folders[0].parent.exists()

@@ -44,18 +44,25 @@ def test_the_folder_loads_as_what_the_function_makes_with_tokenizer_and_card(giv
     assert sorted(path.name for path in given.iterdir()) == ["made", "stock"]
 
 
+@pytest.mark.parametrize("option", ["--native", "--gate"])
+def test_a_choice_that_there_is_not_is_told_of_the_option(option, given, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("--scheme", "shaw", option, "lose")
+    assert f"argument {option}: invalid choice: 'lose'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--scheme", "shaw:far"], "--scheme shaw:far: 'far' must be a whole number"),
         (["--scheme", "shaw:4,size=3"], "Shaw has no field 'size'; it has 'max_distance'"),
-        (["--scheme", "none"], "must be one of 'shaw'"),
-        (["--scheme", "shaw", "--native", "lose"], "`native` is 'lose', but must be one of 'keep', 'gate', 'drop'"),
+        (["--scheme", "none:4"], "--scheme none:4: there is no scheme 'none'. Give one of shaw, "),
+        (["--scheme", "shaw:0"], "--scheme shaw:0: Shaw: `max_distance` is 0, but must be"),
         (["--scheme", "shaw", "--layers", "7"], "`layers` names [7], but BertForMaskedLM has the layers 0 to 1"),
         (["--scheme", "shaw", "--push-to-hub", "me/my/model"], "--push-to-hub me/my/model: that cannot be the id"),
         (["--scheme", "shaw", "--output-dir", "stock"], "--output-dir stock is there already, with files in it"),
     ],
-    ids=["distance", "field", "scheme", "native", "layers", "repo", "output"],
+    ids=["distance", "field", "scheme", "zero", "layers", "repo", "output"],
 )
 def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(options, said, given, capsys):
     before = sorted(given.rglob("*"))

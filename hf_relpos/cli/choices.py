@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from hf_relpos.cli.errors import CommandError
-from hf_relpos.config import GATES, NATIVE
+from hf_relpos.config import GATES, NATIVE, RelPosConfig
+from hf_relpos.errors import RelPosConfigError
 from hf_relpos.schemes import SCHEMES, SchemeConfig
 
 
@@ -24,21 +25,25 @@ def add_schemes(group: Any) -> None:
 
 def add_gate(group: Any) -> None:
     """Add `--gate` to a group of options."""
-    group.add_argument("--gate", default="head", help=f"gate on them: {', '.join(GATES)} (%(default)s)")
+    group.add_argument(
+        "--gate", default="head", choices=GATES, metavar="GATE",
+        help=f"gate on them: {', '.join(GATES)} (%(default)s)",
+    )  # fmt: skip
 
 
 def add_native(group: Any) -> None:
     """Add `--native` to a group of options."""
     group.add_argument(
-        "--native", default="gate", help=f"what becomes of the pretrained positions: {', '.join(NATIVE)} (%(default)s)"
-    )
+        "--native", default="gate", choices=NATIVE, metavar="CHOICE",
+        help=f"what becomes of the pretrained positions: {', '.join(NATIVE)} (%(default)s)",
+    )  # fmt: skip
 
 
 def schemes_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The schemes of `--scheme`, each as JSON.
 
     Raises:
-        CommandError: For what cannot be read as a scheme. Whether there is such a scheme, its config tells.
+        CommandError: For what is no scheme.
     """
     return [_scheme(given) for given in args.scheme]
 
@@ -55,6 +60,8 @@ def as_option(scheme: SchemeConfig) -> str:
 
 def _scheme(given: str) -> dict[str, Any]:
     name, *settings = re.split("[:,]", given)
+    if name not in SCHEMES:
+        raise CommandError(f"--scheme {given}: there is no scheme {name!r}. Give one of {', '.join(SCHEMES)}.")
     scheme: dict[str, Any] = {"type": name}
     for setting in settings:
         field, equals, value = setting.partition("=")
@@ -66,6 +73,10 @@ def _scheme(given: str) -> dict[str, Any]:
             raise CommandError(
                 f"--scheme {given}: {setting!r} must be a whole number, the clip distance of {name!r}, or FIELD=VALUE."
             )
+    try:
+        RelPosConfig([scheme])
+    except RelPosConfigError as error:
+        raise CommandError(f"--scheme {given}: {error}") from error
     return scheme
 
 

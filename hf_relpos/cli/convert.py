@@ -19,10 +19,12 @@ from hf_relpos.cli.models import EMBEDDED_MODEL_ID, load_model
 from hf_relpos.cli.output import check_new_folder, put_in_place
 from hf_relpos.cli.texts import texts_of
 from hf_relpos.conversion.card import for_card
+from hf_relpos.conversion.progress import has_checkpoint
 
 # What torch says when a checkpoint cannot be written; it raises a RuntimeError of no class of its own.
 _TORCH_CANNOT_WRITE = "inline_container"
 
+FIDELITY = "fidelity.json"
 UNFINISHED = ".unfinished"  # how the name of a folder ends in which a conversion is not done yet
 
 
@@ -36,15 +38,12 @@ def run_convert(args: argparse.Namespace) -> None:
         RelPosError: What :func:`hf_relpos.convert` raises.
     """
     output = Path(args.output_dir)
-    check_new_folder("--output-dir", output)
+    unfinished = output.with_name(output.name + UNFINISHED)
+    _check_output(output, unfinished, args.resume)
     if args.push_to_hub is not None:
         check_repo_id(args.push_to_hub)
-    unfinished = output.with_name(output.name + UNFINISHED)
-    if unfinished.exists() and not args.resume:
-        raise CommandError(
-            f"--output-dir {output}: a conversion into it was interrupted, and is in {unfinished}. Go on with it by "
-            "--resume, or remove that folder."
-        )
+    if args.steps is not None and not any(args.steps):
+        raise CommandError("--steps 0 0 teaches nothing. Give at least one of the two above 0.")
     relpos = hf_relpos.RelPosConfig(schemes=schemes_of(args), native="drop", gate=args.gate)
     texts = texts_of(args)
     model, tokenizer = load_model(args.model)
@@ -61,7 +60,6 @@ def run_convert(args: argparse.Namespace) -> None:
             relpos,
             texts,
             tokenizer,
-            column=args.text_column,
             seed=args.seed,
             output_dir=checkpoints,
             resume=args.resume,
@@ -73,6 +71,8 @@ def run_convert(args: argparse.Namespace) -> None:
         shutil.rmtree(result, ignore_errors=True)
         _save(converted, tokenizer, result, args.model or EMBEDDED_MODEL_ID)
         put_in_place(result, output)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_kept(checkpoints, unfinished)) from None
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and _TORCH_CANNOT_WRITE not in str(error):
             raise
@@ -84,6 +84,36 @@ def run_convert(args: argparse.Namespace) -> None:
     print(f"{output}  the converted model, its tokenizer, its card and its fidelity ({report.seconds:.0f} seconds)")
     if args.push_to_hub is not None:
         push(args.push_to_hub, lambda repo: output, kept=output)
+
+
+def _check_output(output: Path, unfinished: Path, resume: bool) -> None:
+    """Refuse a folder that is not new, one that a conversion is on its way to, or one to resume into that none is."""
+    if resume and (output / FIDELITY).exists():
+        raise CommandError(
+            f"--resume: the conversion into --output-dir {output} is finished. Load it from there, or leave --resume "
+            "out and give the name of a new folder."
+        )
+    check_new_folder("--output-dir", output)
+    if unfinished.exists() and not resume:
+        raise CommandError(
+            f"--output-dir {output}: a conversion into it was interrupted, and is in {unfinished}. Go on with it by "
+            "--resume, or remove that folder."
+        )
+    if resume and not unfinished.exists():
+        raise CommandError(
+            f"--resume: there is nothing to go on with. No conversion into --output-dir {output} was interrupted after "
+            f"a checkpoint (there is no {unfinished}). Give the folder of one that was, or leave --resume out."
+        )
+
+
+def _kept(checkpoints: Path, unfinished: Path) -> str:
+    """What Ctrl-C leaves: a conversion to go on with, or nothing."""
+    if has_checkpoint(checkpoints):
+        return (
+            f"What it had learned by its last checkpoint is in {unfinished}: go on by the same command with --resume."
+        )
+    shutil.rmtree(unfinished, ignore_errors=True)
+    return "It had not come to its first checkpoint (--save-steps), so nothing is kept."
 
 
 def _save(converted: Any, tokenizer: Any, folder: Path, source: str) -> None:
@@ -98,6 +128,6 @@ def _save(converted: Any, tokenizer: Any, folder: Path, source: str) -> None:
     else:
         card = folder / "README.md"
         card.write_text(card.read_text(encoding="utf-8") + report.section(), encoding="utf-8")
-    report.save(folder / "fidelity.json")
+    report.save(folder / FIDELITY)
     with suppress(ModuleNotFoundError):  # matplotlib, which is in the demo's extra
         report.plot(folder / "fidelity.png")

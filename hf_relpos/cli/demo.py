@@ -24,6 +24,7 @@ from hf_relpos.cli.training import EncodedTexts, Run, Settings, added_parameters
 from hf_relpos.inspection.parameters import UNREACHED, collect_learned, unreached_in_words
 
 UNPATCHED, PATCHED = "unpatched", "patched"
+MODEL = "model"
 CURVES, PICTURE, RESULTS = "validation_loss.png", "tables_and_gates.png", "results.json"
 EMBEDDED_MODEL_LICENSE = "apache-2.0"
 IDENTITY_TOLERANCE = 1e-4
@@ -42,11 +43,21 @@ def run_demo(args: argparse.Namespace) -> None:
     check_output("--output-dir", Path(args.output_dir))
     # What is only needed on the way goes when the demo ends, however it ends.
     with tempfile.TemporaryDirectory(prefix="hf_relpos_demo_") as scratch:
-        _run(args, plots, relpos, Path(args.output_dir), Path(scratch))
+        output, finished = Path(args.output_dir), list[str]()
+        try:
+            _run(args, plots, relpos, output, Path(scratch), finished)
+        except KeyboardInterrupt:
+            kept = f"Finished, and in {output}: {', '.join(finished)}." if finished else "Nothing was finished."
+            raise KeyboardInterrupt(kept) from None
 
 
 def _run(
-    args: argparse.Namespace, plots: ModuleType, relpos: hf_relpos.RelPosConfig, output: Path, scratch: Path
+    args: argparse.Namespace,
+    plots: ModuleType,
+    relpos: hf_relpos.RelPosConfig,
+    output: Path,
+    scratch: Path,
+    finished: list[str],
 ) -> None:
     started = time.perf_counter()
     source = args.model or str(texts.embedded_model_folder())
@@ -84,10 +95,11 @@ def _run(
     added = {UNPATCHED: added_parameters(plain), PATCHED: added_parameters(model)}
     print(f"\n{report.comparison(runs, added)}\n")
 
-    saved = output / "model"
+    saved = output / MODEL
     model.save_pretrained(saved)
     tokenizer.save_pretrained(saved)
     _write_card(model, saved, args, news, runs, settings)
+    finished.append(MODEL)
     print("loading the saved model in a fresh process ...", flush=True)
     batch_size = settings.eval_batch_size
     logits = predict_logits(model, tokenizer, eval_texts, settings.max_length, batch_size)
@@ -97,6 +109,7 @@ def _run(
     learned = collect_learned(model)
     plots.plot_validation_loss(runs, output / CURVES)
     plots.plot_learned(learned, output / PICTURE)
+    finished += [CURVES, PICTURE]
     if unreached := unreached_in_words(learned):
         print("\n  ".join(["parts of the tables that training has not reached:", *unreached]))
         print(f"each is {UNREACHED}\n")
@@ -120,7 +133,7 @@ def _run(
         },
     )
     print(
-        f"{output / 'model'}                  the patched model, its tokenizer and its model card\n"
+        f"{output / MODEL}                  the patched model, its tokenizer and its model card\n"
         f"{output / CURVES}    both validation-loss curves\n"
         f"{output / PICTURE}   what the patch has learned about positions\n"
         f"{output / RESULTS}           all numbers\n\n"

@@ -24,6 +24,8 @@ class CheckFailed(RelPosError):
 def exit_status(program: str, run: Callable[[], Any]) -> int:
     """Run a program's function; what it raises on purpose, and Ctrl-C, become a line and an exit status.
 
+    A function that leaves something behind when it is interrupted raises the ``KeyboardInterrupt`` again, with words.
+
     Args:
         program: What the line begins with.
         run: The function.
@@ -38,8 +40,8 @@ def exit_status(program: str, run: Callable[[], Any]) -> int:
         status, said = 1, f"CHECK FAILED: {error}"
     except RelPosError as error:
         status, said = 2, f"error: {error}"
-    except KeyboardInterrupt:
-        status, said = INTERRUPTED, "interrupted. What was finished is kept."
+    except KeyboardInterrupt as stop:
+        status, said = INTERRUPTED, f"interrupted. {stop}".rstrip()
     # Progress bars write a last time when they go, with the frames that the error held: before the line, not after it.
     gc.collect()
     print(f"\n{program}: {said}", file=sys.stderr)

@@ -26,13 +26,12 @@ def run_inspect(args: argparse.Namespace) -> None:
         check_new_folder("--output-dir", output)
         if importlib.util.find_spec("matplotlib") is None:
             raise extra_missing("matplotlib", "Drawing into --output-dir")
-    texts = None if args.texts is None else texts_of(args)
+    texts = texts_of(args)
     whole, tokenizer = load_model(args.model, with_tokenizer=texts is not None)
     inspection = inspect_model(
         transformer_of(whole),
         texts,
         tokenizer or getattr(whole, "tokenizer", None),
-        column=args.text_column,
         samples=args.samples,
         length=args.max_length,
     )

@@ -25,10 +25,11 @@ def run_recommend(args: argparse.Namespace) -> None:
         RelPosError: What :func:`hf_relpos.recommend` raises.
     """
     source = args.model or str(embedded_model_folder())
-    texts = texts_of(args) if args.texts else [example.text for example in load_bbc_news().train]
+    given = texts_of(args)
+    texts = [example.text for example in load_bbc_news().train] if given is None else given
     with loading("MODEL", source):
         config, tokenizer = AutoConfig.from_pretrained(source), AutoTokenizer.from_pretrained(source)
-    found = recommend(config, args.task, texts, tokenizer, column=args.text_column, samples=args.samples)
+    found = recommend(config, args.task, texts, tokenizer, samples=args.samples)
     if args.json:
         print(json.dumps(found.to_dict(), indent=2))
         return

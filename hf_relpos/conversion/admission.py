@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from hf_relpos.compat import sentence_transformers as sentences
 from hf_relpos.config import RelPosConfig, RelPosLike
 from hf_relpos.conversion.errors import ConversionError
+from hf_relpos.conversion.matching import Matching
 from hf_relpos.families import Family
 from hf_relpos.modeling import state
 from hf_relpos.modeling.admission import patchable
@@ -103,12 +104,14 @@ def _other_vocabulary(why: str) -> ConversionError:
 
 def check_settings(
     *,
-    lengths: Sequence[int],
-    steps: Sequence[int],
-    batch_tokens: int,
-    learning_rates: Sequence[float],
-    start: str,
-    target: float | None,
+    lengths: object,
+    steps: object,
+    batch_tokens: object,
+    learning_rates: object,
+    start: object,
+    target: Any,
+    matching: object,
+    training_arguments: object,
     special: int,
 ) -> None:
     """Refuse settings of :func:`hf_relpos.convert` that are none; ``special`` tokens are in every sequence.
@@ -118,20 +121,30 @@ def check_settings(
     """
     least = special + 2
     _check(
-        "lengths", lengths, len(lengths) > 0 and all(_is_whole(n, least) for n in lengths),
+        "lengths", lengths, bool(_several(lengths)) and all(_is_whole(n, least) for n in _several(lengths)),
         f"whole numbers of at least {least} ({special} special tokens and two of the text)",
     )  # fmt: skip
-    _check("steps", steps, len(steps) == 2 and all(_is_whole(n, 0) for n in steps), "two whole numbers of at least 0")
+    _check("steps", steps, [_is_whole(n, 0) for n in _several(steps)] == [True] * 2, "two whole numbers of at least 0")
     _check("batch_tokens", batch_tokens, _is_whole(batch_tokens, 1), "a whole number of at least 1")
-    rates = len(learning_rates) == 3 and all(is_number(rate) and 0 <= rate < math.inf for rate in learning_rates)
-    _check("learning_rates", learning_rates, rates, "three finite numbers of at least 0")
+    rates = [is_number(rate) and 0 <= rate < math.inf for rate in _several(learning_rates)]
+    _check("learning_rates", learning_rates, rates == [True] * 3, "three finite numbers of at least 0")
     _check("start", start, start in STARTS, f"one of {', '.join(map(repr, STARTS))}")
     _check("target", target, target is None or (is_number(target) and target <= 1), "None or a number of at most 1")
+    _check("matching", matching, matching is None or isinstance(matching, Matching), "None or a Matching(...)")
+    _check(
+        "training_arguments", training_arguments, isinstance(training_arguments or {}, Mapping),
+        'None or a dictionary, for one {"bf16": True}',
+    )  # fmt: skip
 
 
 def _check(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
-        raise ConversionError(f"convert: `{name}` is {value!r}, but must be {allowed}.")
+        raise ConversionError(f"`{name}` is {value!r}, but must be {allowed}.")
+
+
+def _several(value: object) -> Sequence[Any]:
+    """The values of a list or the like; none of anything else."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def _is_whole(value: object, least: int) -> bool:

@@ -86,7 +86,7 @@ def convert(
         target: a stage ends once the cosine of the embeddings is at least this at each length that the model reads.
         seed: of everything that is drawn. On one machine, equal seeds give equal models.
         output_dir: for checkpoints, where ``training_arguments`` has a ``save_strategy``.
-        resume: go on from the last checkpoint there, if there is one.
+        resume: go on with the conversion that was begun there, from its last checkpoint if it came to one.
         training_arguments: for ``TrainingArguments``, for one ``{"bf16": True}``, or ``{"save_strategy": "steps",
             "save_steps": 50}``.
         progress: show a progress bar, with the agreement so far.
@@ -111,10 +111,10 @@ def convert(
         tokenizer = model.tokenizer
     admission.check_tokenizer(tokenizer, inner)
     frame = frame_of(inner, family, tokenizer)
-    lengths = tuple(default_lengths(frame.reach) if lengths is None else lengths)
+    lengths = default_lengths(frame.reach) if lengths is None else lengths
     admission.check_settings(
         lengths=lengths, steps=steps, batch_tokens=batch_tokens, learning_rates=learning_rates, start=start,
-        target=target, special=frame.special,
+        target=target, matching=matching, training_arguments=training_arguments, special=frame.special,
     )  # fmt: skip
     stages = (
         Stage("tables", steps[0], None, learning_rates[0]),
@@ -127,8 +127,7 @@ def convert(
         "steps": list(steps), "batch_tokens": batch_tokens, "learning_rates": list(learning_rates),
         "matching": asdict(training.matching), "start": start, "target": target, "seed": seed,
     }  # fmt: skip
-    if output_dir is not None:
-        check_folder(Path(output_dir), settings, resume)
+    check_folder(None if output_dir is None else Path(output_dir), settings, resume)
     documents = read_documents(texts, tokenizer, max(batch_tokens * sum(steps), 2 * _WATCHED_TOKENS), column)
     learned, held_out = split(documents, seed)
     exam = Examination.of(

@@ -167,7 +167,7 @@ def _arguments(stage: Stage, training: Training, folder: Path) -> TrainingArgume
     clash = sorted(ours.keys() & training.arguments.keys())
     if clash:
         raise ConversionError(
-            f"convert: `training_arguments` has {', '.join(map(repr, clash))}, which convert sets itself, by its own "
+            f"`training_arguments` has {', '.join(map(repr, clash))}, which convert sets itself, by its own "
             "arguments. Leave it out."
         )
     return TrainingArguments(**{**ours, **_DEFAULTS, **training.arguments})
