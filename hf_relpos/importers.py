@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import PatchStateError, UnsupportedModelError
-from hf_relpos.families import Family, family_of, supported_names
+from hf_relpos.families import Family, family_of, supported_in_words
 from hf_relpos.modeling.stacks import stacks_of
 from hf_relpos.patching import patch_model
 from hf_relpos.schemes import RelativeKeyQuery, SchemeConfig, Shaw
@@ -55,7 +55,7 @@ def load_relative_key(name: str | os.PathLike[str], auto_class: Any = AutoModel,
     family = family_of(base)
     if family is None:
         raise UnsupportedModelError(
-            f"{base.__name__}, the model in {str(name)!r}, is of no supported family, which are: {supported_names()}."
+            f"{base.__name__}, the model in {str(name)!r}, is of no supported family. {supported_in_words()}"
         )
     model, loading = _with_distances(base, family).from_pretrained(
         name, config=config, **{**kwargs, **apart}, output_loading_info=True

@@ -174,6 +174,7 @@ def test_the_length_limit_is_stated_only_where_there_is_one(tmp_path):
     t5 = patch_model(T5ForConditionalGeneration(T5Config(**T5)), Shaw(4))
     texts = [write_model_card(model, tmp_path / str(n)).read_text() for n, model in enumerate((gated, dropped, t5))]
     assert ["more than 16 tokens are refused" in text for text in texts] == [True, False, False]
+    assert "is made by `hf_relpos.convert`" in texts[0]
     assert not any("None tokens" in text for text in texts)
 
 

@@ -244,8 +244,10 @@ def test_models_in_the_wrong_role_are_refused():
     config = RelPosConfig("shaw", native="drop")
     model = patched("bert", "shaw", "drop")
     same_before_and_after(model, "to already", relpos=RelPosConfig(tiny.SCHEMES["shaw"], native="drop"))
-    with pytest.raises(hf_relpos.UnsupportedModelError, match="model of Transformers"):
+    with pytest.raises(hf_relpos.UnsupportedModelError, match=r"^convert takes a model of Transformers"):
         converted(torch.nn.Linear(2, 2), config)
+    with pytest.raises(hf_relpos.UnsupportedModelError, match=r"^convert was given 'roberta' \(str\).*from_pretrained"):
+        converted("roberta", config)
 
 
 def test_what_the_original_is_watched_with_goes_to_its_device(monkeypatch):

@@ -11,7 +11,7 @@ from hf_relpos.advice.rules import NO_GAIN, NOTHING, RULES, SHORT, Rule
 from hf_relpos.advice.situation import TASKS, Situation, measure_lengths
 from hf_relpos.config import RelPosConfig
 from hf_relpos.errors import PatchStateError, RelPosConfigError, UnsupportedModelError
-from hf_relpos.families import FAMILIES, AbsoluteEmbedding, supported_names
+from hf_relpos.families import FAMILIES, AbsoluteEmbedding, supported_in_words
 from hf_relpos.names import TYPE_PREFIX
 from hf_relpos.texts import Texts
 
@@ -98,8 +98,7 @@ def recommend(
     family = FAMILIES.get(_model_type(config))
     if family is None:
         raise UnsupportedModelError(
-            f"recommend was given a model of type {_model_type(config)!r}. Supported are the models of these families: "
-            f"{supported_names()}."
+            f"recommend was given a model of type {_model_type(config)!r}. {supported_in_words()}"
         )
     situation = Situation(
         family=family.package,

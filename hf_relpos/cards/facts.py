@@ -62,7 +62,7 @@ def limits(model: PreTrainedModel, trained_length: int | None, trained: bool | N
     if config.native != "drop" and trained_length is not None:
         found.append(
             f"Inputs of more than {trained_length} tokens are refused: the pretrained positions end there. "
-            'Patch with `native="drop"` and fine-tune to go beyond.'
+            "A copy that reads longer ones is made by `hf_relpos.convert`, with texts without labels."
         )
     if config.window is not None:
         found.append(f"A token sees the {config.window} tokens next to it in each layer, and none beyond.")

@@ -67,7 +67,7 @@ def check_model(model: Any, config: RelPosConfig) -> Family:
         ConversionError: if it has just these relative positions already.
     """
     if not state.is_patched_model(model):
-        return patchable(model)
+        return patchable(model, "convert", "Convert")
     own = state.check_config(model)
     if own.function == config.function:
         raise ConversionError(

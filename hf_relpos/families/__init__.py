@@ -24,9 +24,13 @@ def family_of(module_class: type) -> Family | None:
     return next((family for family in FAMILIES.values() if family.modeling_name == module_class.__module__), None)
 
 
-def supported_names() -> str:
-    """The families there are, for a sentence."""
-    return ", ".join(family.prefix for family in FAMILIES.values())
+def supported_in_words() -> str:
+    """A sentence on the families there are, and how there come to be more."""
+    names = ", ".join(family.prefix for family in FAMILIES.values())
+    return (
+        f"Supported are the models of these families, with any head: {names}. Another one is added by "
+        "hf_relpos.register_family, with a spec of a few lines (docs/extending.md)."
+    )
 
 
 def add(family: Family) -> Family:
@@ -79,5 +83,5 @@ __all__ = [
     "ScoreBias",
     "add",
     "family_of",
-    "supported_names",
+    "supported_in_words",
 ]

@@ -73,8 +73,9 @@ class BoundedTable(nn.Embedding):
             if last >= length:
                 raise ValueError(
                     f"Position {last} (counted from 0) is beyond the {length} positions this model was "
-                    'pretrained with. Patch it with RelPosConfig(native="drop", ...) to be free of that limit, or '
-                    f"shorten the input to {length} tokens (truncation=True in the tokenizer)."
+                    f"pretrained with. Shorten the input to {length} tokens (truncation=True in the tokenizer); make "
+                    "a copy that reads longer ones (hf_relpos.convert, which learns from texts without labels); or "
+                    'patch it with RelPosConfig(native="drop", ...), which takes the limit away, and train it.'
                 )
         return super().forward(ids)
 

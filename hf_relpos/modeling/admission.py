@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,34 +12,46 @@ from transformers import PreTrainedModel
 from hf_relpos.compat.accelerate import adds_only_precision
 from hf_relpos.compat.pytorch import is_compiled
 from hf_relpos.errors import PatchStateError, UnsupportedModelError
-from hf_relpos.families import Family, family_of, supported_names
+from hf_relpos.families import Family, family_of, supported_in_words
 from hf_relpos.modeling.finding import expression, is_model_class, outermost
 from hf_relpos.modeling.state import is_patched, is_patched_model
+from hf_relpos.modeling.wiring import has_lost_positions
 
 
-def patchable(model: Any) -> Family:
-    """The family of a model that can be patched as it is."""
+def patchable(model: Any, caller: str = "patch_model", verb: str = "Patch") -> Family:
+    """The family of a model that can be patched as it is; who asks, and what for, is said where it cannot."""
     wrapper = _wrapper(model)
     if wrapper is not None:
         raise UnsupportedModelError(
-            f"{type(model).__name__} is a model already wrapped by {wrapper}. Patch the model first, then wrap it."
+            f"{type(model).__name__} is a model already wrapped by {wrapper}. {verb} the model first, then wrap it."
+        )
+    if isinstance(model, (str, os.PathLike)):
+        raise UnsupportedModelError(
+            f"{caller} was given {str(model)!r} ({type(model).__name__}), but takes a model itself. Load it first, for "
+            f"one AutoModel.from_pretrained({str(model)!r}). {supported_in_words()}"
         )
     if isinstance(model, type):
         raise UnsupportedModelError(
-            f"patch_model was given the class {model.__name__}, but takes a model of it, for one "
-            f"{model.__name__}.from_pretrained(...). {_supported()}"
+            f"{caller} was given the class {model.__name__}, but takes a model of it, for one "
+            f"{model.__name__}.from_pretrained(...). {supported_in_words()}"
         )
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
-            f"patch_model takes a model of Transformers, but was given {type(model).__name__}. {_supported()} "
-            f"{_hint(model)}".rstrip()
+            f"{caller} takes a model of Transformers, but was given {type(model).__name__}.{_hint(model)} "
+            f"{supported_in_words()}"
         )
     if is_patched(model):
         what = type(model).__name__ if is_patched_model(model) else f"A model inside {type(model).__name__}"
+        if is_patched_model(model) and has_lost_positions(model, model.relpos_family):
+            raise PatchStateError(
+                f"{what} is already patched, and cannot be unpatched: the positions it was pretrained with are gone. "
+                "To give it other relative positions, patch the original checkpoint, or teach it them with "
+                "hf_relpos.convert (hf-relpos convert)."
+            )
         raise PatchStateError(f"{what} is already patched. To change its relative positions, call unpatch_model first.")
     family = supported_family(type(model))
     if family is None:
-        raise UnsupportedModelError(f"{type(model).__name__} is not supported. {_supported()} {_hint(model)}".rstrip())
+        raise UnsupportedModelError(f"{type(model).__name__} is not supported.{_hint(model)} {supported_in_words()}")
     if any(parameter.device.type == "meta" for parameter in model.parameters()):
         raise UnsupportedModelError(
             f"{type(model).__name__} has parameters that are not in memory (offloaded, or on the meta device). Patch "
@@ -95,10 +108,7 @@ def _wrapper(model: Any) -> str | None:
     return None
 
 
-def _supported() -> str:
-    return f"Supported are the models of these families, with any head: {supported_names()}."
-
-
 def _hint(model: Any) -> str:
     """Where inside an unsupported model to look instead, or nothing."""
-    return outermost(model, lambda module: supported_family(type(module)) is not None)
+    found = outermost(model, lambda module: supported_family(type(module)) is not None)
+    return f" {found}" if found else ""

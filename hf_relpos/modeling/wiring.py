@@ -60,6 +60,11 @@ def attach(
     _swap_classes(model, patched_class)
 
 
+def has_lost_positions(model: PreTrainedModel, family: Family) -> bool:
+    """Whether a patched model never had the native positions that would have to come back."""
+    return any(native.is_lost(owner) for _, native, owner in family.native_tables(model))
+
+
 def detach(model: PreTrainedModel, family: Family) -> None:
     """Undo :func:`attach`. All checks come before the first change.
 
@@ -67,7 +72,7 @@ def detach(model: PreTrainedModel, family: Family) -> None:
         PatchStateError: if the model never had the native positions that would have to come back.
     """
     tables = [(native, owner) for _, native, owner in family.native_tables(model)]
-    if any(native.is_lost(owner) for native, owner in tables):
+    if has_lost_positions(model, family):
         raise PatchStateError(
             f"{type(model).__name__} cannot be unpatched: its native positions were dropped, and it was not made by "
             "patch_model from a model that had them. Load the original checkpoint instead."
