@@ -11,7 +11,7 @@ import tiny
 from test_pipelines import tokenizer
 
 import hf_relpos
-from hf_relpos.cli import build_parser, main
+from hf_relpos.cli import build_parser, convert_options, inspect_options, main, patch_options, recommend_options
 
 PAGE = (Path(__file__).parent.parent / "docs" / "commands.md").read_text(encoding="utf-8")
 
@@ -38,3 +38,11 @@ def test_every_command_is_on_the_page():
     commands = re.findall(r"^    (\w+)(?: |$)", build_parser().format_help(), re.MULTILINE)
     assert set(re.findall(r"^\| `hf-relpos (\w+)`", PAGE, re.MULTILINE)) == set(commands)
     assert len(commands) > 3
+
+
+@pytest.mark.parametrize("options", [convert_options, inspect_options, patch_options, recommend_options])
+def test_the_examples_of_a_commands_help_are_commands_that_it_takes(options):
+    given = re.findall(r"^  hf-relpos (.*?)(?:  +\(.*| > .*)?$", options.EXAMPLES, re.MULTILINE)
+    assert given
+    for words in given:
+        build_parser().parse_args(shlex.split(words))

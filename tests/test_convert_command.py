@@ -46,7 +46,9 @@ def test_the_folder_has_the_model_its_tokenizer_its_card_and_its_fidelity(given,
     assert AutoTokenizer.from_pretrained("made").model_max_length == 32
     report = FidelityReport.load("made/fidelity.json")
     assert {row.stage for row in report.rows} == {"start", "tables", "all"}
-    assert str(report) in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert str(report) in told.out
+    assert told.err.startswith("loading stock ...\n")
     card = (given / "made" / "README.md").read_text(encoding="utf-8")
     assert "# made" in card
     assert f"{report.final[0].embedding:.4f}" in card

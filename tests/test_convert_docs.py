@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -15,8 +17,10 @@ from transformers import AutoModel
 import hf_relpos
 from hf_relpos import is_patched
 from hf_relpos.cli import main
+from hf_relpos.conversion.lengths import default_lengths
 
 PAGE = (Path(__file__).parent.parent / "docs" / "convert.md").read_text(encoding="utf-8")
+SETTINGS = inspect.signature(hf_relpos.convert).parameters  # as they are, before the fixture changes one
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
@@ -34,6 +38,17 @@ def test_the_code_runs(capsys):
     exec(compile(code, "docs/convert.md", "exec"), {})
     assert is_patched(AutoModel.from_pretrained("converted"))
     assert "embedding" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["steps", "batch_tokens", "learning_rates", "start", "target", "seed"])
+def test_each_setting_is_on_the_page_with_its_default(name):
+    (default,) = re.findall(rf"^\| `{name}` \| `(.*?)` \|", PAGE, re.MULTILINE)
+    assert ast.literal_eval(default) == SETTINGS[name].default
+
+
+def test_the_lengths_on_the_page_are_those_of_a_bert():
+    *most, last = map(str, default_lengths(512))
+    assert f"the lengths are {', '.join(most)} and {last}." in PAGE
 
 
 def test_the_command_runs():

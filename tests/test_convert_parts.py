@@ -214,6 +214,26 @@ def test_the_report_is_a_table_and_comes_back_from_its_file(tmp_path):
     assert (tmp_path / "fidelity.png").stat().st_size > 1000
 
 
+def test_the_picture_of_a_very_good_copy_shows_that_it_is_one(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *args, **more: drawn.append(figure))
+    FidelityReport([FidelityRow("all", 64, 0.999995, 0.99999), FidelityRow("all", 128, 0.99999, 0.99998)]).plot("")
+    for axes in drawn[0].axes:
+        low, high = axes.get_ylim()
+        assert low <= 0.95
+        assert high >= 1
+        assert not axes.yaxis.get_major_formatter().get_useOffset()
+
+
+def test_what_is_done_is_said_until_the_first_bar_and_not_where_it_is_not_wanted(capsys):
+    converted(build("bert"), steps=(1, 1), progress=True)
+    said = capsys.readouterr().err
+    assert said.startswith("converting, reading the texts ...\nconverting, watching what positions do")
+    assert "converting, measuring the start ...\n" in said
+    converted(build("bert"), steps=(1, 1), progress=False)
+    assert "converting" not in capsys.readouterr().err
+
+
 def test_more_training_arguments_reach_the_trainer():
     wild, tame = (
         converted(build("bert"), steps=(3, 0), training_arguments={"optim": optim}).state_dict()

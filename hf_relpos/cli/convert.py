@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def run_convert(args: argparse.Namespace) -> None:
         raise CommandError("--steps 0 0 teaches nothing. Give at least one of the two above 0.")
     relpos = hf_relpos.RelPosConfig(schemes=schemes_of(args), native="drop", gate=args.gate)
     texts = texts_of(args)
+    print(f"loading {args.model or EMBEDDED_MODEL_ID} ...", file=sys.stderr, flush=True)
     model, tokenizer = load_model(args.model)
     chosen = {
         name: getattr(args, name)

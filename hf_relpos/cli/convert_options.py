@@ -15,6 +15,15 @@ what the model says, and to read texts longer than the model can. The folder has
 and how much it is like the model, by length: fidelity.json, and as a picture where matplotlib is installed.
 """
 
+EXAMPLES = """
+examples:
+  hf-relpos convert bert-base-uncased --scheme clipped:128 shaw:16 --texts texts.txt --output-dir longer
+  hf-relpos convert t5-small --scheme t5 --texts rows.jsonl --text-column body --lengths 512 2048 --output-dir longer
+  hf-relpos convert bert-base-uncased --scheme clipped:128 shaw:16 --texts texts.txt --output-dir longer --resume
+  hf-relpos convert --scheme clipped:128 shaw:16 --texts texts.txt --output-dir longer
+                                                         (the MiniLM of the demo extra, without a network)
+"""
+
 
 def add_command(commands: Any) -> None:
     """Add `convert` to the commands of `hf-relpos`."""
@@ -22,6 +31,7 @@ def add_command(commands: Any) -> None:
         "convert",
         help="teach a pretrained model to do with relative positions, and to read longer",
         description=DESCRIPTION,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -40,7 +50,10 @@ def add_command(commands: Any) -> None:
         help="how many for tables and gates alone, and how many for everything (200 900)",
     )  # fmt: skip
     training.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens per step, about (512)")
-    training.add_argument("--lengths", nargs="+", type=positive, metavar="N", help="of the sequences to learn from")
+    training.add_argument(
+        "--lengths", nargs="+", type=positive, metavar="N",
+        help="of the sequences to learn from, in tokens (from an eighth of what MODEL reads to three times that)",
+    )  # fmt: skip
     training.add_argument("--target", type=float, metavar="COSINE", help="stop at this likeness of the embeddings")
     training.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything random (%(default)s)")
     training.add_argument("--bf16", action="store_true", help="train in bfloat16 where that is safe")

@@ -1,12 +1,21 @@
-"""What happens in a conversion besides its steps: the progress bar, and the end as soon as the target is reached."""
+"""What happens in a conversion besides its steps: what is shown of it, and the end as soon as the target is reached."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
+
+
+def tell(what: str, shown: bool) -> None:
+    """Say what is done now, where no bar shows it: once, however many processes there are."""
+    first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    if shown and first:
+        print(f"converting, {what} ...", file=sys.stderr, flush=True)
 
 
 class ConversionProgress(ProgressCallback):

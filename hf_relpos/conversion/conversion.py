@@ -20,6 +20,7 @@ from hf_relpos.compat import sentence_transformers as sentences
 from hf_relpos.config import RelPosLike
 from hf_relpos.conversion import admission, warm_start
 from hf_relpos.conversion.batches import Batch, Frame, Steps, filled
+from hf_relpos.conversion.callbacks import tell
 from hf_relpos.conversion.examination import Examination
 from hf_relpos.conversion.fidelity import FidelityReport
 from hf_relpos.conversion.frame import frame_of
@@ -89,7 +90,7 @@ def convert(
         resume: go on with the conversion that was begun there, from its last checkpoint if it came to one.
         training_arguments: for ``TrainingArguments``, for one ``{"bf16": True}``, or ``{"save_strategy": "steps",
             "save_steps": 50}``.
-        progress: show a progress bar, with the agreement so far.
+        progress: show what is being done, and a progress bar with the agreement so far.
 
     Returns:
         The copy, of the kind that was given and in eval mode. Its ``relpos_fidelity`` is the
@@ -128,6 +129,7 @@ def convert(
         "matching": asdict(training.matching), "start": start, "target": target, "seed": seed,
     }  # fmt: skip
     check_folder(None if output_dir is None else Path(output_dir), settings, resume)
+    tell("reading the texts", progress)
     documents = read_documents(texts, tokenizer, max(batch_tokens * sum(steps), 2 * _WATCHED_TOKENS), column)
     learned, held_out = split(documents, seed)
     exam = Examination.of(
@@ -136,6 +138,7 @@ def convert(
 
     if output_dir is not None:
         open_folder(Path(output_dir), settings)
+    tell("watching what positions do to the model's scores", progress and start != "zeros")
     watched = _watched(learned, frame, start, lengths, inner, seed)
     with _as_teacher(model, device):
         student, seen = make_student(inner, config, lambda original: warm_start.watch(original, watched), device)
@@ -143,11 +146,13 @@ def convert(
         if start != "zeros":
             warm_start.start_tables(student, seen)
         pool: Pool = partial(sentences.embed, model) if sentences.is_sentence_model(model) else mean_of_states
+        tell("measuring the start", progress)
         report = FidelityReport(exam.measure("start", student, inner, pool), settings=settings)
         for stage in stages:
             if stage.steps:
                 data = partial(Steps, learned, frame, lengths, batch_tokens, stage.steps, f"{seed} {stage.name}")
                 run_stage(stage, student, inner, pool, training, data, exam)
+                tell(f"measuring after {stage.name}", progress)
                 report.rows += exam.measure(stage.name, student, inner, pool)
     report.seconds = time.perf_counter() - begun
     return _finished(model, inner, student, tokenizer, max(lengths), report)

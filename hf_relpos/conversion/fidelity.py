@@ -37,6 +37,9 @@ COLUMNS = {
 }
 
 
+_HIGHEST_FLOOR = 0.95  # of the picture's cosines: a copy that is nearer still must not look like a collapse
+
+
 @dataclass(frozen=True)
 class FidelityRow:
     """One length after one stage.
@@ -137,6 +140,7 @@ class FidelityReport:
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+        lowest = min(_HIGHEST_FLOOR, *(min(row.embedding, row.states) for row in self.rows))
         for axes, name, title in zip(
             figure.subplots(1, 2), ("embedding", "states"), ("embedding", "states of the tokens"), strict=True
         ):
@@ -148,6 +152,9 @@ class FidelityReport:
             axes.set_xticks(lengths, map(str, lengths))
             axes.set_xlabel("tokens")
             axes.set_ylabel("cosine to the original")
+            margin = 0.05 * (1 - lowest)
+            axes.set_ylim(lowest - margin, 1 + margin)  # up to 1, and not only the little by which lengths differ
+            axes.ticklabel_format(axis="y", useOffset=False)
             axes.set_title(title)
             axes.grid(alpha=0.25)
             axes.legend(frameon=False)
