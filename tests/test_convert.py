@@ -171,6 +171,14 @@ def test_a_single_short_text_is_enough():
     assert len(result.relpos_fidelity.rows) == 9
 
 
+def test_texts_that_do_not_fill_the_longest_sequence_are_warned_of(caplog):
+    converted(build("bert"), source=["w1 w2", "w3 w4"], steps=(0, 0))
+    assert "held out to measure on (1) have 2 tokens in all, and the longest of `lengths` takes 32" in caplog.text
+    caplog.clear()
+    converted(build("bert"), steps=(0, 0))
+    assert "held out" not in caplog.text
+
+
 def test_where_the_tables_start_is_as_asked_for():
     added = {}
     for start in ("texts", "data-free", "zeros"):

@@ -31,7 +31,7 @@ from hf_relpos.conversion.progress import check_folder, open_folder
 from hf_relpos.conversion.reading import Pool, mean_of_states
 from hf_relpos.conversion.stages import Stage, Training, device_of, run_stage
 from hf_relpos.conversion.student import make_student
-from hf_relpos.conversion.texts import read_documents, split
+from hf_relpos.conversion.texts import read_documents, split, warn_of_short_texts
 from hf_relpos.texts import Texts
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -132,6 +132,7 @@ def convert(
     tell("reading the texts", progress)
     documents = read_documents(texts, tokenizer, max(batch_tokens * sum(steps), 2 * _WATCHED_TOKENS), column)
     learned, held_out = split(documents, seed)
+    warn_of_short_texts(held_out, max(lengths) - frame.special)
     exam = Examination.of(
         held_out, frame, sorted(set(lengths)), batch_tokens, labels_for(inner, frame, tokenizer, seed)
     )

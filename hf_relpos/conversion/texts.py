@@ -6,8 +6,12 @@ import itertools
 import random
 from typing import Any
 
+from transformers.utils import logging
+
 from hf_relpos.errors import TextsError
 from hf_relpos.texts import Texts, in_words, read_texts
+
+logger = logging.get_logger(__name__)
 
 _AT_ONCE = 64  # texts given to the tokenizer together
 _HELD_OUT, _HELD_OUT_SHARE = 32, 0.05  # documents to measure on: at most so many, and about this share of all
@@ -53,3 +57,19 @@ def split(documents: list[list[int]], seed: int) -> tuple[list[list[int]], list[
     drawn = random.Random(f"{seed} held out").sample(documents, len(documents))
     count = min(_HELD_OUT, max(1, round(_HELD_OUT_SHARE * len(drawn))))
     return (drawn[count:], drawn[:count]) if len(drawn) > count else (drawn, drawn)
+
+
+def warn_of_short_texts(held_out: list[list[int]], longest: int) -> None:
+    """Say so where the texts to measure on do not fill the longest sequence.
+
+    Args:
+        held_out: documents of token ids.
+        longest: how many of them the longest sequence takes.
+    """
+    tokens = sum(map(len, held_out))
+    if tokens < longest:
+        logger.warning(
+            f"convert: the texts held out to measure on ({len(held_out)}) have {tokens} tokens in all, and the longest "
+            f"of `lengths` takes {longest}. At lengths that they do not fill, the report tells of shorter sequences. "
+            "Give more text, or smaller `lengths`."
+        )
