@@ -177,6 +177,7 @@ def test_a_full_disk_while_training_is_told_and_leaves_no_folder(error, given, m
         ({"more": ["--resume"]}, "--resume: there is nothing to go on with. No conversion into --output-dir made was"),
         ({"more": ["--resume"], "output": "finished"}, "the conversion into --output-dir finished is finished"),
         ({"source": "empty.txt"}, "There is no text in it"),
+        ({"output": "."}, "--output-dir . is no name for a new folder. Give one, for example made."),
         ({"output": "stock"}, "--output-dir stock is there already, with files in it"),
         ({"more": ["--scheme", "shaw:far"]}, "--scheme shaw:far: 'far' must be a whole number"),
         ({"more": ["--scheme", "shawn:16"]}, "--scheme shawn:16: there is no scheme 'shawn'. Give one of shaw, "),

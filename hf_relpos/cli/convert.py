@@ -39,7 +39,7 @@ def run_convert(args: argparse.Namespace) -> None:
         RelPosError: What :func:`hf_relpos.convert` raises.
     """
     output = Path(args.output_dir)
-    unfinished = output.with_name(output.name + UNFINISHED)
+    unfinished = output.parent / (output.name + UNFINISHED)
     _check_output(output, unfinished, args.resume)
     if args.push_to_hub is not None:
         check_repo_id(args.push_to_hub)

@@ -42,11 +42,13 @@ def check_new_folder(option: str, folder: Path) -> None:
 
     Args:
         option: The option that names the folder.
-        folder: The folder, which need not exist.
+        folder: The folder, which need not exist, but has a name: what is written beside it takes its place.
 
     Raises:
         CommandError: If it is one of these.
     """
+    if folder.name in ("", ".."):
+        raise CommandError(f"{option} {folder} is no name for a new folder. Give one, for example {folder / 'made'}.")
     check_folder(option, folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise CommandError(f"{option} {folder} is there already, with files in it. Give the name of a new folder.")
