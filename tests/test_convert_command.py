@@ -224,4 +224,7 @@ def test_a_sentence_model_is_known_by_its_folder(given):
     made = st.SentenceTransformer("made", device="cpu")
     assert is_patched(made)
     assert made.max_seq_length == 32
-    assert "| stage | tokens | embedding | states |" in (given / "made" / "README.md").read_text(encoding="utf-8")
+    card = (given / "made" / "README.md").read_text(encoding="utf-8")
+    assert "| stage | tokens | embedding | states |" in card
+    assert "- **embedding**: mean cosine" in card
+    assert "it learned from sequences of up to 32 tokens" in card

@@ -15,7 +15,7 @@ _MATCHED = {
 
 def for_card(report: FidelityReport) -> Conversion:
     """What `write_model_card(..., conversion=)` takes."""
-    return Conversion(max(row.length for row in report.rows), report.markdown, _training(report))
+    return Conversion(report.longest, report.markdown, _training(report))
 
 
 def _training(report: FidelityReport) -> dict[str, str]:

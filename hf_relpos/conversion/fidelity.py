@@ -100,6 +100,11 @@ class FidelityReport:
         return "\n".join([*lines, "", *meanings])
 
     @property
+    def longest(self) -> int:
+        """The length of the longest sequences that were learned from and measured, in tokens."""
+        return max(row.length for row in self.rows)
+
+    @property
     def _shown(self) -> list[str]:
         return [name for name in COLUMNS if any(getattr(row, name) is not None for row in self.rows)]
 
@@ -128,7 +133,8 @@ class FidelityReport:
         """A section for a card that somebody else writes, in Markdown."""
         return (
             "\n\n## Relative positions\n\nConverted by `hf_relpos`, to be imported before this model is loaded. How "
-            f"near it is to the original, on texts that were held out:\n\n{self.markdown}\n"
+            f"near it is to the original, on texts that were held out (it learned from sequences of up to "
+            f"{self.longest} tokens):\n\n{self.markdown}\n"
         )
 
     def plot(self, path: str | os.PathLike[str]) -> None:
