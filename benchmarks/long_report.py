@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import conversion, convert_small, reads_long
+from benchmarks import conversion, conversion_memory, convert_small, reads_long
 from benchmarks.common import RESULTS
 from benchmarks.parts import Part
 from benchmarks.report import Record, environments, table
@@ -47,6 +47,19 @@ def fidelity(record: Record) -> str:
         cells = [[f"{row['length']:,}", f"{row['cosine']:.4f}", f"{row['least']:.4f}"] for row in made["results"]]
         text.append(table([["tokens", "mean", "least"], *cells]))
         text += [f"It took {made['minutes']} minutes.", *_missed(conversion.misses(made))]
+    return "\n\n".join([*text, environments(record["parts"])])
+
+
+def memory(record: Record) -> str:
+    """The peak memory of a conversion beside that of fine-tuning."""
+    text = [
+        "## Memory",
+        "`python -m benchmarks.conversion_memory`: what MiniLM takes at its peak in steps of 2,048 tokens, weights, "
+        "gradients and moments included, and the teacher's weights.",
+    ]
+    for made in record["parts"]:
+        cells = [[row["what"], f"{row['peak_mib']:,} MiB", f"{row['ratio']:.2f}"] for row in made["results"]]
+        text += [table([["", "peak", "ratio"], *cells]), *_missed(conversion_memory.misses(made))]
     return "\n\n".join([*text, environments(record["parts"])])
 
 
@@ -106,7 +119,7 @@ def small(record: Record) -> str:
     return "\n\n".join([*text, environments(record["parts"])])
 
 
-SECTIONS = {"conversion": fidelity, "reads_long": reading, "convert_small": small}
+SECTIONS = {"conversion": fidelity, "conversion_memory": memory, "reads_long": reading, "convert_small": small}
 
 
 def page(folder: Path = RESULTS) -> str:

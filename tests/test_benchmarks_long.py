@@ -442,6 +442,17 @@ def test_the_page_shows_how_near_a_conversion_came(tmp_path: Path):
     assert "cosine at 64" not in page
 
 
+def test_the_page_shows_what_a_conversion_takes(tmp_path: Path):
+    rows = [
+        {"what": "fine-tuning", "peak_mib": 1000, "ratio": 1.0},
+        {"what": "conversion", "peak_mib": 2600, "ratio": 2.6},
+    ]
+    parts.write_parts("conversion_memory", [parts.part({"what": "MiniLM"}, rows)], tmp_path)
+    page = long_report.page(tmp_path)
+    assert "| conversion | 2,600 MiB | 2.60 |" in page
+    assert "- a conversion takes 2.60 times what fine-tuning takes, more than 2.5" in page
+
+
 def test_the_page_shows_the_tasks_and_what_was_not_reached(tmp_path: Path):
     parts.write_parts("reads_long", [found(0.6, 0.7, 0.74), labelled([0.9] * 4, [0.9] * 4)], tmp_path)
     page = long_report.page(tmp_path)
