@@ -25,10 +25,13 @@ class BuildKernel(build_ext):
     """Builds a library with a plain name and without a Python module's entry point."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Give the compiler at hand its flags; a library beside the sources that is newer than they are is taken."""
+        """Give the compiler at hand its flags. An editable installation keeps a library that is newer than its sources.
+
+        A wheel is always compiled for: what lies beside the sources may be of another platform or compiler.
+        """
         built = Path(self.get_ext_filename(ext.name))
         newest = max(Path(one).stat().st_mtime for one in (*ext.sources, __file__))
-        if built.exists() and built.stat().st_mtime > newest:
+        if self.editable_mode and built.exists() and built.stat().st_mtime > newest:
             target = Path(self.get_ext_fullpath(ext.name))
             if not target.exists() or not target.samefile(built):
                 self.copy_file(str(built), str(target))

@@ -74,7 +74,7 @@ def _paragraphs(path: Path) -> Iterator[str]:
                 if not blank:
                     yield "".join(lines)
     except UnicodeDecodeError as error:
-        raise TextsError(f"`texts` ({path}) cannot be read: it is not text in UTF-8 ({error.reason}).") from (error)
+        raise TextsError(f"`texts` ({path}) cannot be read: it is not text in UTF-8 ({error.reason}).") from error
 
 
 def is_missing_file(name: str) -> bool:
