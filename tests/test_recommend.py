@@ -28,6 +28,7 @@ from hf_relpos import (
 from hf_relpos.advice.recommendation import decide
 from hf_relpos.advice.rules import NO_GAIN, OURS, RULES
 from hf_relpos.advice.situation import TASKS, Lengths, Situation
+from hf_relpos.families import FAMILIES
 from hf_relpos.cli import main
 from hf_relpos.cli import recommend as command
 from hf_relpos.cli.choices import as_option, schemes_of
@@ -37,7 +38,8 @@ KEYS_16 = Shaw(16, value=False)
 
 
 def situation(family="bert", task="classification", most=100, reads=512, absolute=True, positions="some"):
-    return Situation(family, positions, absolute, reads, task, Lengths(9, 1, most, 9999))
+    mostly = FAMILIES[family].mostly_trained_at if family in FAMILIES else None
+    return Situation(family, positions, absolute, reads, mostly, task, Lengths(9, 1, most, 9999))
 
 
 MODELS = [("bert", 512, True, "some"), ("roberta", 512, True, "some"), ("t5", None, False, "a bias")]
@@ -123,6 +125,7 @@ def test_models_and_configs_of_every_family_are_known(family):
     assert found.situation.lengths == Lengths(2, 1, 10, 10)
     assert found.situation.absolute == (family in tiny.ABSOLUTE)
     assert found.situation.trained_length == (tiny.POSITIONS if family in tiny.ABSOLUTE else None)
+    assert found.situation.mostly_trained_at == (128 if model.config.model_type == "bert" else None)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def recommend(
         positions=family.native_words,
         absolute=any(isinstance(native, AbsoluteEmbedding) for native in family.natives),
         trained_length=family.trained_length(config),
+        mostly_trained_at=family.mostly_trained_at,
         task=task,
         lengths=measure_lengths(texts, tokenizer, column, samples),
     )

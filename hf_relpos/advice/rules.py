@@ -33,7 +33,7 @@ OURS = "this package: docs/convert.md"
 # What is proposed to be done with a model.
 NOTHING, PATCH, CONVERT = "nothing", "patch", "convert"
 
-SHORT = 128  # tokens: what GLUE's texts are usually cut to, and the length of most sequences that BERT learned from
+SHORT = 128  # tokens: what GLUE's texts are usually cut to
 READS = ("classification", "embedding", "token-classification", "masked-lm")
 
 # A setting: its value, or a function of the situation that gives it.
@@ -124,9 +124,9 @@ RULES = (
         {"do": PATCH},
     ),
     Rule(
-        lambda s: s.family == "bert" and not is_short(s),
-        "More than 5 % of the texts have over {short} tokens. Nine tenths of BERT's pretraining had sequences of "
-        "{short}, so it learned the positions beyond in the last tenth alone.",
+        lambda s: s.mostly_trained_at is not None and s.lengths.most > s.mostly_trained_at,
+        "More than 5 % of the texts have over {mostly_trained_at} tokens. Nine tenths of the published pretraining of "
+        "{family} had sequences of {mostly_trained_at}, so it learned the positions beyond in the last tenth alone.",
         (DEVLIN,),
         {"do": PATCH},
     ),

@@ -63,10 +63,11 @@ class Situation:
     """What rules go by.
 
     Attributes:
-        family: the model's type, ``"bert"`` for one.
+        family: the model's type.
         positions: what positions it was pretrained with, in words; None if it has none.
         absolute: whether those are absolute ones.
         trained_length: how many tokens it can read; None if any number.
+        mostly_trained_at: how many tokens nine in ten sequences of its pretraining had at most, where published.
         task: one of ``TASKS``.
         lengths: of the texts.
     """
@@ -75,6 +76,7 @@ class Situation:
     positions: str | None
     absolute: bool
     trained_length: int | None
+    mostly_trained_at: int | None
     task: str
     lengths: Lengths
 

@@ -44,6 +44,8 @@ class Family:
         is_cross_attention: tells modules of that class that do cross-attention, from their path and themselves.
         overrides: class name to the mixin that adjusts what those modules do, or, for the base of the family's models,
             all models; see the family's file for why.
+        mostly_trained_at: how many tokens nine in ten sequences of its pretraining had at most, where that is published
+            and less than its models can read.
         adapters_like: the model type whose modules are called alike, where PEFT has no default targets for its own.
         module: name of its modeling module; None means ``transformers.models.<package>.modeling_<package>``.
     """
@@ -57,6 +59,7 @@ class Family:
     natives: tuple[NativePositions, ...] = ()
     is_cross_attention: Callable[[str, nn.Module], bool] = _never
     overrides: Mapping[str, type] = field(default_factory=dict)
+    mostly_trained_at: int | None = None
     adapters_like: str | None = None
     module: str | None = None
 

@@ -13,4 +13,5 @@ BERT = Family(
     causal="is_causal",
     natives=(AbsoluteEmbedding(owner="BertEmbeddings", table="position_embeddings"),),
     overrides={"BertEmbeddings": OpenLengthEmbeddings},
+    mostly_trained_at=128,  # Devlin et al. 2019, appendix A.2
 )
