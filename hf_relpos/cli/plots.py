@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hf_relpos.cli.training import Run
+from hf_relpos.comparing.training import Run
 from hf_relpos.inspection.drawing import draw_gates, draw_native, draw_table, explain_grey, height_of
 from hf_relpos.inspection.parameters import TABLES, Learned
 

@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from hf_relpos.advice import Recommendation, recommend
 from hf_relpos.advice.rules import CONVERT
-from hf_relpos.cli.choices import as_option
 from hf_relpos.cli.data import embedded_model_folder, load_bbc_news
 from hf_relpos.cli.loading import loading
 from hf_relpos.cli.texts import texts_of
 from hf_relpos.config import RelPosConfig
+from hf_relpos.schemes.spelling import spell
 
 
 def run_recommend(args: argparse.Namespace) -> None:
@@ -41,7 +41,7 @@ def run_recommend(args: argparse.Namespace) -> None:
 def _command(found: Recommendation, relpos: RelPosConfig, args: argparse.Namespace) -> str:
     """The command that does what is proposed."""
     words = ["hf-relpos", found.do, *([args.model] if args.model else [])]
-    words += ["--output-dir", "relative", "--scheme", *map(as_option, relpos.scheme_configs)]
+    words += ["--output-dir", "relative", "--scheme", *map(spell, relpos.scheme_configs)]
     if found.do == CONVERT:
         return shlex.join([*words, "--texts", args.texts or "YOUR_TEXTS"])
     return shlex.join([*words, "--native", relpos.native])

@@ -19,8 +19,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import hf_relpos
 from hf_relpos.cli.errors import CheckFailed
-from hf_relpos.cli.fresh import run_fresh
-from hf_relpos.cli.training import predict_logits
+from hf_relpos.comparing.fresh import run_fresh
+from hf_relpos.comparing.training import predict_logits
 
 
 def check_reload(

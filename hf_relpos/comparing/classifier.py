@@ -1,4 +1,4 @@
-"""The model that the demo fine-tunes: a pretrained one with a new head, and its tokenizer."""
+"""The model that is fine-tuned: a pretrained one with a new head, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -16,52 +16,49 @@ from transformers import (
     set_seed,
 )
 
-from hf_relpos import is_patched
-from hf_relpos.cli.errors import CommandError
-from hf_relpos.cli.loading import loading
+from hf_relpos.comparing.errors import ComparisonError
 
 
-def load_tokenizer(source: str, max_length: int, bounded: bool) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str, max_length: int, bounded: bool, option: str = "`max_length`"
+) -> PreTrainedTokenizerBase:
     """The tokenizer, able to pad.
 
     Args:
         source: A folder, or an id on the Hub.
         max_length: The tokens after which texts will be cut off.
         bounded: Whether the model keeps the positions that bound what it can read.
+        option: What the user knows `max_length` by.
 
     Raises:
-        CommandError: If it cannot be loaded or cannot pad, or if texts of that length do not fit.
+        ComparisonError: If it cannot pad, or if texts of that length do not fit.
     """
-    with _loading(source):
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=_is_local(source))
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=_is_local(source))
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
-            raise CommandError(f"The tokenizer of {source} has neither a padding nor an end token, so it cannot pad.")
+            raise ComparisonError(
+                f"The tokenizer of {source} has neither a padding nor an end token, so it cannot pad."
+            )
         tokenizer.pad_token = tokenizer.eos_token
     special = tokenizer.num_special_tokens_to_add()
     if max_length <= special:
-        raise CommandError(
-            f"--max-length is {max_length}, but {source} adds {special} tokens to every text. Give --max-length "
-            f"{special + 1} or more."
+        raise ComparisonError(
+            f"{option} is {max_length}, but {source} adds {special} tokens to every text. Give {option} {special + 1} "
+            "or more."
         )
     if bounded and max_length > tokenizer.model_max_length:
-        raise CommandError(
-            f"--max-length is {max_length}, but {source} was trained with at most "
-            f"{tokenizer.model_max_length} tokens. Give --max-length {tokenizer.model_max_length} or less, "
-            "or --native drop."
+        raise ComparisonError(
+            f"{option} is {max_length}, but {source} was trained with at most {tokenizer.model_max_length} tokens. "
+            f"Give {option} {tokenizer.model_max_length} or less, or drop the positions it was trained with."
         )
     return tokenizer
 
 
 def load_classifier(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[str], seed: int) -> PreTrainedModel:
-    """The classifier with a new head, the same one for the same seed.
-
-    Raises:
-        CommandError: If it cannot be loaded, or is patched already.
-    """
+    """The classifier with a new head, the same one for the same seed."""
     set_seed(seed)
-    with _loading(source):
-        model = AutoModelForSequenceClassification.from_pretrained(
+    with _only_errors_logged():
+        return AutoModelForSequenceClassification.from_pretrained(
             source,
             local_files_only=_is_local(source),
             ignore_mismatched_sizes=True,  # of a head for other classes, which the new one replaces
@@ -70,22 +67,15 @@ def load_classifier(source: str, tokenizer: PreTrainedTokenizerBase, labels: lis
             pad_token_id=tokenizer.pad_token_id,
             dtype=torch.float32,
         )
-    if is_patched(model):
-        raise CommandError(
-            f"The model {source!r} has relative positions already, but the demo compares a model without them with its "
-            "patched self. Give --model a model that is not patched."
-        )
-    return model
 
 
 @contextmanager
-def _loading(source: str) -> Iterator[None]:
-    """Load from a folder or the Hub: a failure becomes an error; the report on the new head is dropped."""
+def _only_errors_logged() -> Iterator[None]:
+    """Drop the report on the new head."""
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(_only_errors)
     try:
-        with loading("--model", source):
-            yield
+        yield
     finally:
         logger.removeFilter(_only_errors)
 

@@ -24,7 +24,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_relpos.cli.data import Example
+from hf_relpos.comparing.examples import Example
 from hf_relpos.metrics import load_metric
 from hf_relpos.modeling import state
 
@@ -32,8 +32,8 @@ WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a model is trained. Both models get the same.
+class Budget:
+    """How a model is trained. All that are compared get the same.
 
     Attributes:
         seed: Seed of dropout and of the order of the data.
@@ -161,24 +161,24 @@ class NamedProgress(ProgressCallback):
 
 
 def fine_tune(
-    name: str,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     train: Dataset,
     evaluation: Dataset,
-    settings: Settings,
+    budget: Budget,
     work_dir: Path,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> Run:
     """Fine-tune a classifier in place.
 
     Args:
-        name: What to call the model in the progress bar.
         model: The classifier; trained when this returns.
         tokenizer: Its tokenizer, for padding.
         train: Encoded texts to learn from.
         evaluation: Encoded texts to measure on.
-        settings: How to train.
+        budget: How to train.
         work_dir: Where `Trainer` may write.
+        callbacks: What else happens while it trains: a progress bar, for one.
 
     Returns:
         What was measured.
@@ -188,28 +188,28 @@ def fine_tune(
         model=model,
         args=TrainingArguments(
             output_dir=str(work_dir),
-            max_steps=settings.max_steps,
-            per_device_train_batch_size=settings.batch_size,
-            per_device_eval_batch_size=settings.eval_batch_size,
-            learning_rate=settings.learning_rate,
-            warmup_steps=settings.max_steps // 10,
-            seed=settings.seed,
-            data_seed=settings.seed,
+            max_steps=budget.max_steps,
+            per_device_train_batch_size=budget.batch_size,
+            per_device_eval_batch_size=budget.eval_batch_size,
+            learning_rate=budget.learning_rate,
+            warmup_steps=budget.max_steps // 10,
+            seed=budget.seed,
+            data_seed=budget.seed,
             eval_strategy="steps",
-            eval_steps=settings.eval_steps,
+            eval_steps=budget.eval_steps,
             eval_on_start=True,
-            logging_steps=settings.eval_steps,
+            logging_steps=budget.eval_steps,
             save_strategy="no",
             report_to="none",
             dataloader_pin_memory=torch.cuda.is_available(),
-            disable_tqdm=True,  # its own bar makes room for the named one
+            disable_tqdm=True,  # its own bar makes room for another
         ),
         train_dataset=train,
         eval_dataset=evaluation,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=_measure(),
-        optimizers=(optimizer_for(model, settings), None),
-        callbacks=[timer, EvaluateAtEnd(), NamedProgress(name)],
+        optimizers=(optimizer_for(model, budget), None),
+        callbacks=[timer, EvaluateAtEnd(), *callbacks],
     )
     trainer.remove_callback(PrinterCallback)  # prints every log entry; Trainer adds it when its own bar is off
     trainer.train()
@@ -249,14 +249,14 @@ def added_parameters(model: PreTrainedModel) -> int:
     return sum(parameter.numel() for _, _, parameter in state.added_parameters(model))
 
 
-def optimizer_for(model: PreTrainedModel, settings: Settings) -> torch.optim.Optimizer:
+def optimizer_for(model: PreTrainedModel, budget: Budget) -> torch.optim.Optimizer:
     """AdamW; the parameters that a patch adds have a learning rate of their own."""
     added_names = {name for name, _, _ in state.added_parameters(model)}
     groups: dict[bool, list[torch.nn.Parameter]] = {False: [], True: []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups[name in added_names].append(parameter)
-    rates = {False: settings.learning_rate, True: settings.added_learning_rate}
+    rates = {False: budget.learning_rate, True: budget.added_learning_rate}
     return torch.optim.AdamW(
         [{"params": members, "lr": rates[added]} for added, members in groups.items() if members],
         weight_decay=0.0,

@@ -1,0 +1,1 @@
+"""One task, several position settings, several seeds: fine-tuned alike, and compared."""
