@@ -27,10 +27,10 @@ from hf_relpos import (
 from hf_relpos.advice.recommendation import decide
 from hf_relpos.advice.rules import NO_GAIN, OURS, RULES
 from hf_relpos.advice.situation import TASKS, Lengths, Situation
-from hf_relpos.families import FAMILIES
 from hf_relpos.cli import main
 from hf_relpos.cli import recommend as command
 from hf_relpos.comparing.examples import Example, TextData
+from hf_relpos.families import FAMILIES
 from hf_relpos.schemes.spelling import parse, spell
 
 KEYS_16 = Shaw(16, value=False)
