@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-import torch
 
 import hf_relpos
-from hf_relpos import is_patched, patch_report
+from hf_relpos import patch_report
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -32,7 +31,3 @@ def test_every_python_block_runs_after_the_ones_before(tmp_path, monkeypatch, ca
     assert "max_distance=16" in capsys.readouterr().out  # the report that is printed
     assert optimized
     assert type(names["model"]) is hf_relpos.RelPosBertForMaskedLM
-    assert is_patched(names["tagger"])
-    assert is_patched(names["encoder"])
-    assert names["output"].shape == (2, 100, 256)
-    assert torch.isfinite(names["output"]).all()

@@ -244,15 +244,15 @@ def test_pipeline_for_features_and_tokens(tmp_path):
 # A patched model inside a user's own
 
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "own-model.md"
 
 
-@pytest.mark.skipif(not README.exists(), reason="needs the repository")
-def test_patched_model_inside_a_users_own_does_what_the_readme_says(tmp_path, monkeypatch):
+@pytest.mark.skipif(not PAGE.exists(), reason="needs the repository")
+def test_patched_model_inside_a_users_own_does_what_its_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stock = build("bert", cls="BertModel")
     stock.save_pretrained("bert-base-uncased")
-    section = README.read_text(encoding="utf-8").split("### Inside a model of your own")[1].split("\n### ")[0]
+    section = PAGE.read_text(encoding="utf-8").split("## A patched model inside")[1].split("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 2
     names = {"__name__": __name__, "torch": torch}

@@ -94,7 +94,7 @@ def convert(
 
     Returns:
         The copy, of the kind that was given and in eval mode. Its ``relpos_fidelity`` is the
-        :class:`hf_relpos.conversion.FidelityReport` on texts that were held out.
+        :class:`hf_relpos.FidelityReport` on texts that were held out.
 
     Raises:
         ConversionError: (a ``ValueError``) for what cannot be converted, a tokenizer of another vocabulary, or a wrong

@@ -30,7 +30,7 @@ class Family:
     """One model family: what its modules are called, and where on them things are.
 
     All names are checked when first used, those of classes on the family's modeling module, those of attributes on
-    each model. :class:`FamilyError` then says what was looked for, where, and what is there.
+    each model. :class:`hf_relpos.FamilyError` then says what was looked for, where, and what is there.
 
     Attributes:
         package: the family's ``model_type``, and its package in Transformers, if it is there.

@@ -67,7 +67,7 @@ class RelativeMultiheadAttention(nn.Module):
 
     Raises:
         RelPosConfigError: (a ``ValueError``) for a wrong value; names the field, the value and what is
-        allowed.
+            allowed.
     """
 
     # Read by `torch.nn.TransformerEncoder` and its layer: which axis comes first, and, since there is no
@@ -175,7 +175,7 @@ class RelativeMultiheadAttention(nn.Module):
         Raises:
             ValueError: for tensors or masks of a wrong shape; names the shape given and those that fit.
             TypeError: for masks that are neither bool nor floating point, or an offset that is no whole
-            number.
+                number.
         """
         key = query if key is None else key
         value = key if value is None else value

@@ -27,7 +27,7 @@ class SinusoidalPositionalEncoding(nn.Module):
 
     Raises:
         RelPosConfigError: (a ``ValueError``) for a wrong value; names the field, the value and what is
-        allowed.
+            allowed.
     """
 
     def __init__(self, embed_dim: int, *, base: float = 10000.0, dropout: float = 0.0) -> None:

@@ -43,7 +43,7 @@ class AttentionGeometry:
 class Scheme(nn.Module):
     """One scheme in one layer. As it is, it contributes nothing; a subclass overrides what it has something for.
 
-    All three are called within ``forward``, where the parameters are (see :class:`hf_relpos.layer.RelPosLayer`).
+    All three are called within ``forward``, where the parameters are (see ``hf_relpos.layer.RelPosLayer``).
     """
 
     def forward(self, call: AttentionCall) -> Contribution:
@@ -132,7 +132,7 @@ class SchemeConfig(ABC):
 
     @property
     def function(self) -> Self:
-        """This config without what only changes where training starts: equal ones compute the same function."""
+        """This config without what only changes where training starts. Equal ones compute the same function."""
         starts = {field.name: field.default for field in fields(self) if field.name in self.start_fields}
         return replace(self, **starts)
 

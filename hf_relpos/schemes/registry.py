@@ -21,8 +21,8 @@ def register_scheme(config_class: Config) -> Config:
     Registering a class again is harmless, also one that its module was reloaded with.
 
     Args:
-        config_class: a frozen dataclass, subclass of :class:`SchemeConfig`, whose fields all have defaults that JSON
-            can hold.
+        config_class: a frozen dataclass, subclass of :class:`hf_relpos.schemes.SchemeConfig`, whose fields all have
+            defaults that JSON can hold.
 
     Returns:
         The class.

@@ -52,7 +52,7 @@ class RelPosLoggingCallback(TrainerCallback):
     """Logs tables and gates, each time the Trainer logs, to whatever ``report_to`` says.
 
     Added with ``trainer.add_callback(RelPosLoggingCallback(trainer))``. The numbers are those of
-    :func:`relpos_measures`, one entry per logging step, in ``trainer.state.log_history`` too.
+    :func:`hf_relpos.training.relpos_measures`, one entry per logging step, in ``trainer.state.log_history`` too.
 
     Args:
         trainer: the Trainer that logs. A callback has no other way to its reporters: they are told before it.
