@@ -43,6 +43,8 @@ html_copy_source = False
 # The site's root leads to the first page.
 html_additional_pages = {"index": "to_first_page.html"}
 templates_path = ["templates"]
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 
 def fields_of(_app: Any, what: str, _name: str, given: Any, *_: Any) -> tuple[str, None] | None:
