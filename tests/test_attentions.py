@@ -56,7 +56,7 @@ def test_attentions_equal_an_independent_computation_and_sum_to_one(family, sche
 @few()
 def test_asking_for_attentions_and_hidden_states_does_not_change_the_output(family, scheme, native, gate):
     for engine in ("auto", "blockwise"):
-        model, batch = patched(family, scheme, native, gate, engine=engine), tiny.inputs(family)
+        model, batch = patched(family, scheme, native, gate, torch.float64, engine=engine), tiny.inputs(family)
         with torch.no_grad():
             out = model(**batch, output_attentions=True, output_hidden_states=True)
         recorded(family, out)
