@@ -1,6 +1,6 @@
 """The ways in which a plug-in for Transformers computes wrong numbers without an error, each with a test.
 
-The letters are those of the list in docs/architecture.md.
+The letters count the rows of the table of traps in docs/architecture.md.
 """
 
 from __future__ import annotations
