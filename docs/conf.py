@@ -14,7 +14,7 @@ version = release
 
 # The root of the repository is the source, so that links between files hold on the site as they do in the repository.
 root_doc = "docs/index"
-include_patterns = ["README.md", "CHANGELOG.md", "docs/*.md", "examples/README.md", "model_cards/*.md"]
+include_patterns = ["README*.md", "CHANGELOG.md", "docs/*.md", "examples/README.md", "model_cards/*.md"]
 exclude_patterns = ["model_cards/TEMPLATE.md"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

@@ -34,7 +34,7 @@ def models_of_the_hub(tmp_path, monkeypatch):
     Path("train.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["index", "quickstart", "generation", "t5", "own-model"])
+@pytest.mark.parametrize("name", ["index", "quickstart", "long-documents", "generation", "t5", "own-model"])
 def test_every_python_block_runs_after_the_ones_before(name):
     names: dict[str, Any] = {"__name__": __name__}
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page(name), re.DOTALL), start=1):
@@ -42,6 +42,16 @@ def test_every_python_block_runs_after_the_ones_before(name):
     made = [model for model in ("model", "tagger", "encoder") if model in names]
     assert made
     assert all(is_patched(names[model]) for model in made)
+
+
+@pytest.mark.parametrize("translated", ["README.zh.md", "docs/quickstart.zh.md"])
+def test_the_code_of_a_translation_is_that_of_the_page(translated):
+    root = DOCS.parent
+    code = [
+        re.findall(r"```\w+\n.*?```", (root / name).read_text(encoding="utf-8"), re.DOTALL)
+        for name in (translated, translated.replace(".zh", ""))
+    ]
+    assert code[0] == code[1] != []
 
 
 def test_each_error_on_the_page_is_what_its_code_raises():
