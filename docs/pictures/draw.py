@@ -58,11 +58,16 @@ class Picture:
             f"{escape(words)}</text>"
         )
 
-    def arrow(self, x: float, y: float, to_x: float, to_y: float, colour: str = GREY) -> None:
-        """A line with a head, straight down or to the right."""
-        self.parts.append(f'<path d="M{x:g} {y:g}L{to_x:g} {to_y:g}" stroke="{colour}" stroke-width="2"/>')
-        head = "l-5 -8h10z" if x == to_x else "l-8 -5v10z"
-        self.parts.append(f'<path d="M{to_x:g} {to_y:g}{head}" fill="{colour}"/>')
+    def line(self, path: str, end: tuple[float, float], head: str = "right") -> None:
+        """A line along a path of SVG, with an arrow's head at its end."""
+        shape = {"right": "l-8 -5v10z", "left": "l8 -5v10z", "down": "l-5 -8h10z"}[head]
+        x, y = end
+        self.parts.append(f'<path d="{path}L{x:g} {y:g}" stroke="{GREY}" stroke-width="2" fill="none"/>')
+        self.parts.append(f'<path d="M{x:g} {y:g}{shape}" fill="{GREY}"/>')
+
+    def arrow(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """A straight one: down, to the right or to the left."""
+        self.line(f"M{x:g} {y:g}", (to_x, to_y), "down" if x == to_x else "right" if x < to_x else "left")
 
     def labelled(self, x: float, y: float, width: float, height: float, fill: str, *lines: str, ink: str = INK) -> None:
         """A box with lines of words in its middle."""
@@ -145,8 +150,7 @@ def terms() -> Picture:
     picture.arrow(600, 194, 600, 226)
     picture.labelled(500, 226, 200, 84, PALE, "output", "weights × (v(j)", "+ value table)")
     picture.arrow(440, 268, 500, 268)
-    picture.parts.append(f'<path d="M140 262H170V226H470V252H492" stroke="{GREY}" stroke-width="2" fill="none"/>')
-    picture.arrow(491, 252, 500, 252)
+    picture.line("M140 262H170V226H470V252", (500, 252))
     return picture
 
 
@@ -200,8 +204,7 @@ def gates() -> Picture:
     picture.labelled(530, 30, 170, 50, ORANGE, "relative tables", "start at 0")
     picture.arrow(615, 80, 615, 120)
     picture.labelled(530, 120, 170, 50, BLUE, "× gate per head", "starts at 1", ink=PAPER)
-    picture.parts.append(f'<path d="M530 145H473" stroke="{GREY}" stroke-width="2"/>')
-    picture.parts.append(f'<path d="M465 145l8 -5v10z" fill="{GREY}"/>')
+    picture.arrow(530, 145, 465, 145)
     picture.text(360, 212, "Fresh: 1 × the pretrained positions + 1 × nothing = the pretrained model.", bold=True)
     picture.text(360, 238, "Training moves tables and gates; native='drop' takes the left branch away.", fill=GREY)
     return picture

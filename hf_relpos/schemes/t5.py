@@ -63,7 +63,7 @@ class T5Bias(LearnedTables):
 
     @property
     def horizon(self) -> int:
-        """The distance at which the last bucket begins."""
+        """A distance by which the last bucket has begun."""
         return self.max_distance
 
     def build(self, geometry: AttentionGeometry) -> T5BiasScheme:
@@ -123,7 +123,7 @@ def bucket_of(offsets: Tensor, num_buckets: int, max_distance: int, causal: bool
     Args:
         offsets: whole numbers, any shape.
         num_buckets: number of buckets in all.
-        max_distance: distance at which the last bucket begins.
+        max_distance: a distance by which the last bucket has begun.
         causal: keys after the query (which causal attention never sees) all get bucket 0; else they have the
             upper half of the buckets.
 
