@@ -22,7 +22,7 @@ def page(name: str) -> str:
     return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def models_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny.build("bert", cls="BertForPreTraining", max_position_embeddings=512).save_pretrained("bert-base-uncased")
@@ -34,6 +34,7 @@ def models_of_the_hub(tmp_path, monkeypatch):
     Path("train.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
 
 
+@pytest.mark.usefixtures("models_of_the_hub")
 @pytest.mark.parametrize("name", ["index", "quickstart", "long-documents", "generation", "t5", "own-model"])
 def test_every_python_block_runs_after_the_ones_before(name):
     names: dict[str, Any] = {"__name__": __name__}
@@ -54,6 +55,7 @@ def test_the_code_of_a_translation_is_that_of_the_page(translated):
     assert code[0] == code[1] != []
 
 
+@pytest.mark.usefixtures("models_of_the_hub")
 def test_each_error_on_the_page_is_what_its_code_raises():
     blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page("faq"), re.DOTALL)
     names: dict[str, Any] = {}
