@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hf_relpos.advice import Recommendation, recommend
     from hf_relpos.checkpoints.adapters import peft_modules_to_save
     from hf_relpos.checkpoints.standalone import push_to_hub_standalone, save_standalone
+    from hf_relpos.comparing import Comparison, ComparisonError, compare, sweep
     from hf_relpos.conversion import ConversionError, FidelityReport, convert
     from hf_relpos.importers import load_relative_key
     from hf_relpos.inspection import Inspection, inspect_model
@@ -57,6 +58,8 @@ __all__ = [
     "ALiBi",
     "AnnealNativeGateCallback",
     "ClippedBias",
+    "Comparison",
+    "ComparisonError",
     "ConversionError",
     "DynamicConvolution",
     "FamilyError",
@@ -79,6 +82,7 @@ __all__ = [
     "UnknownFieldError",
     "UnsupportedModelError",
     "__version__",
+    "compare",
     "convert",
     "inspect_model",
     "is_patched",
@@ -92,6 +96,7 @@ __all__ = [
     "register_scheme",
     "relpos_param_groups",
     "save_standalone",
+    "sweep",
     "unpatch_model",
 ]
 
@@ -105,6 +110,7 @@ _LAZY = {
     ),
     **dict.fromkeys(("push_to_hub_standalone", "save_standalone"), "hf_relpos.checkpoints.standalone"),
     **dict.fromkeys(("ConversionError", "FidelityReport", "convert"), "hf_relpos.conversion"),
+    **dict.fromkeys(("Comparison", "ComparisonError", "compare", "sweep"), "hf_relpos.comparing"),
     **dict.fromkeys(("Recommendation", "recommend"), "hf_relpos.advice"),
     **dict.fromkeys(("Inspection", "inspect_model"), "hf_relpos.inspection"),
     "register_family": "hf_relpos.modeling.registration",

@@ -11,7 +11,18 @@ import tiny
 from test_pipelines import tokenizer
 
 import hf_relpos
-from hf_relpos.cli import build_parser, convert_options, inspect_options, main, patch_options, recommend_options
+from hf_relpos.cli import (
+    build_parser,
+    compare_options,
+    convert_options,
+    inspect_options,
+    main,
+    patch_options,
+    recommend_options,
+    sweep_options,
+)
+
+OPTIONS = (compare_options, convert_options, inspect_options, patch_options, recommend_options, sweep_options)
 
 PAGE = (Path(__file__).parent.parent / "docs" / "commands.md").read_text(encoding="utf-8")
 
@@ -21,6 +32,7 @@ def test_every_block_runs_after_the_ones_before(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny.build("bert").save_pretrained("bert-base-uncased")
     tokenizer().save_pretrained("bert-base-uncased")
+    Path("rows.csv").write_text("text,label\n" + "w1 w2,up\nw2 w1,down\n" * 8, encoding="utf-8")
     Path("texts.txt").write_text("w1 w2 w3 w4\n\nw5 w6 w7", encoding="utf-8")
     model, names = tiny.patched("bert"), {"hf_relpos": hf_relpos, "tokenizer": tokenizer()}
     blocks = re.findall(r"```(bash|python)\n(.*?)```", PAGE, re.DOTALL)
@@ -31,7 +43,8 @@ def test_every_block_runs_after_the_ones_before(tmp_path, monkeypatch):
         else:
             for line in block.splitlines():
                 assert main(shlex.split(line.removeprefix("hf-relpos "))) == 0, line
-    assert (tmp_path / "inspected" / "index.html").exists()
+    for folder in ("inspected", "compared", "compared-too"):
+        assert (tmp_path / folder / "index.html").exists()
 
 
 def test_every_command_is_on_the_page():
@@ -40,7 +53,7 @@ def test_every_command_is_on_the_page():
     assert len(commands) > 3
 
 
-@pytest.mark.parametrize("options", [convert_options, inspect_options, patch_options, recommend_options])
+@pytest.mark.parametrize("options", OPTIONS)
 def test_the_examples_of_a_commands_help_are_commands_that_it_takes(options):
     given = re.findall(r"^  hf-relpos (.*?)(?:  +\(.*| > .*)?$", options.EXAMPLES, re.MULTILINE)
     assert given

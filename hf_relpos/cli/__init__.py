@@ -10,7 +10,15 @@ from hf_relpos.version import __version__
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. A command's file adds its options and names the function that runs it."""
-    from hf_relpos.cli import convert_options, demo_options, inspect_options, patch_options, recommend_options
+    from hf_relpos.cli import (
+        compare_options,
+        convert_options,
+        demo_options,
+        inspect_options,
+        patch_options,
+        recommend_options,
+        sweep_options,
+    )
 
     parser = argparse.ArgumentParser(
         prog="hf-relpos", description="Relative positions for pretrained Transformers models."
@@ -22,6 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
     patch_options.add_command(commands)
     convert_options.add_command(commands)
     inspect_options.add_command(commands)
+    compare_options.add_command(commands)
+    sweep_options.add_command(commands)
     return parser
 
 

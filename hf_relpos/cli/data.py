@@ -1,16 +1,17 @@
-"""The labelled texts of the demo: BBC news from the `demo` extra, or the user's own files."""
+"""Labelled texts: BBC news from the `demo` extra, the user's own files, or a data set on the Hub."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hf_relpos.cli.errors import CommandError, extra_missing
-from hf_relpos.cli.files import read_file
-from hf_relpos.comparing.examples import Example, TextData, by_class, split
+from hf_relpos.cli.files import TABLES, read_file
+from hf_relpos.cli.loading import loading
+from hf_relpos.comparing.examples import Example, TextData, labelled, listed, split
+from hf_relpos.texts import is_missing_file
 
 
 def load_bbc_news() -> TextData:
@@ -54,29 +55,38 @@ def load_files(train_file: str, eval_file: str, cache_dir: Path) -> TextData:
         CommandError: If a file is missing or cannot be read, lacks a column or a value, or if `eval_file` has
             labels that `train_file` has not.
     """
-    train_rows = _read_rows("--train-file", train_file, cache_dir)
-    eval_rows = _read_rows("--eval-file", eval_file, cache_dir)
-    labels = _sorted_labels(label for _, label in train_rows)
-    if len(labels) < 2:
-        raise CommandError(
-            f"--train-file {train_file} has only the label {labels[0]!r} in its column 'label'. "
-            "A classifier needs at least two different labels."
-        )
-    unseen = _sorted_labels({label for _, label in eval_rows} - set(labels))
-    if unseen:
-        raise CommandError(
-            f"--eval-file {eval_file} has labels that {train_file} has not: {_listed(unseen)}. "
-            f"The labels to train on are {_listed(labels)}. "
-            "Add examples of the missing ones, or drop those rows."
-        )
-    number = {label: index for index, label in enumerate(labels)}
-    name = Path(train_file).stem
-    return TextData(
-        name,
-        labels,
-        by_class([Example(text, number[label]) for text, label in train_rows], len(labels)),
-        by_class([Example(text, number[label]) for text, label in eval_rows], len(labels)),
+    columns, advice = ("text", "label"), "rename yours"
+    train, evaluation = (
+        _labelled_rows(read_file(option, file, cache_dir=cache_dir), f"{option} {file}", columns, advice)
+        for option, file in (("--train-file", train_file), ("--eval-file", eval_file))
     )
+    given = (f"--train-file {train_file}", f"--eval-file {eval_file}")
+    return labelled(Path(train_file).stem, train, evaluation, given)
+
+
+def load_labelled(texts: str, eval_texts: str | None, text_column: str, label_column: str) -> TextData:
+    """Texts with labels from files or from the Hub.
+
+    Args:
+        texts: A `.csv`, `.json` or `.jsonl` file, or the id of a data set; that of `--texts`.
+        eval_texts: The same, to measure on; that of `--eval-texts`. Where it is None, the part `validation` or `test`
+            of a data set, or a fifth of each class.
+        text_column: The column of the texts; that of `--text-column`.
+        label_column: The column of the labels; that of `--label-column`.
+
+    Raises:
+        CommandError: If something is missing, cannot be read, or lacks a column or a value.
+        ComparisonError: If there are fewer than two labels, or some to measure on that there is nothing to learn of.
+    """
+    columns, advice = (text_column, label_column), "name yours by --text-column and --label-column"
+    parts = _parts("--texts", texts)
+    given = eval_given = f"--texts {texts}"
+    evaluation = next((parts[name] for name in ("validation", "test") if name in parts), None)
+    if eval_texts is not None:
+        evaluation, eval_given = _parts("--eval-texts", eval_texts)["train"], f"--eval-texts {eval_texts}"
+    rows = _labelled_rows(parts["train"], given, columns, advice)
+    eval_rows = None if evaluation is None else _labelled_rows(evaluation, eval_given, columns, advice)
+    return labelled(Path(texts).stem if Path(texts).exists() else texts, rows, eval_rows, (given, eval_given))
 
 
 def embedded_model_folder() -> Path:
@@ -104,35 +114,49 @@ def _read_article(path: Path) -> str:
         return data.decode("latin-1").strip()
 
 
-def _read_rows(option: str, file: str, cache_dir: Path) -> list[tuple[str, str]]:
-    """The pairs of text and label in a file, labels as text."""
-    table, given = read_file(option, file, cache_dir=cache_dir), f"{option} {file}"
-    missing = [column for column in ("text", "label") if column not in table.column_names]
+def _parts(option: str, source: str) -> Mapping[str, Any]:
+    """The parts of a data set on the Hub or in a folder; a file is its part `train`."""
+    if Path(source).suffix[1:] in TABLES:
+        return {"train": read_file(option, source)}
+    if is_missing_file(source) or Path(source).is_file():
+        what = "is no table, so it has no labels" if Path(source).is_file() else "does not exist"
+        raise CommandError(
+            f"{option} {source} {what}. Give the path of a .{', .'.join(TABLES)} file, or the id of a data set on the "
+            "Hub."
+        )
+    import datasets
+
+    with loading(option, source, "a data set"):
+        parts = datasets.load_dataset(source)
+    if "train" not in parts:
+        raise CommandError(f"{option} {source} has the parts {listed(list(parts))}, but no part 'train'.")
+    return parts
+
+
+def _labelled_rows(table: Any, given: str, columns: tuple[str, str], advice: str) -> list[tuple[str, str]]:
+    """The pairs of text and label in a table, labels as text: their names where the table has names."""
+    missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise CommandError(
-            f"{given} has the columns {_listed(table.column_names)}, but not {_listed(missing)}. "
-            "The demo reads the columns 'text' and 'label': rename yours."
+            f"{given} has the columns {listed(table.column_names)}, but not {listed(missing)}. "
+            f"The columns {' and '.join(map(repr, columns))} are read: {advice}."
         )
-    rows = list(zip(table["text"], table["label"], strict=True))
+    text_column, label_column = columns
+    rows = list(zip(table[text_column], table[label_column], strict=True))
     for number, (_, label) in enumerate(rows, start=1):
         # First of all: one missing number makes the reader turn all others into decimals.
         if label is None or label != label:
-            raise CommandError(f"{given}, row {number}: 'label' is {label!r}, but must be a name or a whole number.")
+            raise CommandError(
+                f"{given}, row {number}: {label_column!r} is {label!r}, but must be a name or a whole number."
+            )
     for number, (text, label) in enumerate(rows, start=1):
         if not isinstance(text, str) or not text.strip():
-            raise CommandError(f"{given}, row {number}: 'text' is {text!r}, but must be a text that is not empty.")
+            raise CommandError(
+                f"{given}, row {number}: {text_column!r} is {text!r}, but must be a text that is not empty."
+            )
         if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
-            raise CommandError(f"{given}, row {number}: 'label' is {label!r}, but must be a name or a whole number.")
-    return [(text, str(label)) for text, label in rows]
-
-
-def _sorted_labels(labels: Any) -> list[str]:
-    unique = set(labels)
-    as_numbers = all(re.fullmatch(r"-?\d+", label) for label in unique)
-    return sorted(unique, key=int if as_numbers else None)
-
-
-def _listed(values: Sequence[str]) -> str:
-    """At most ten of the values, quoted."""
-    shown = ", ".join(repr(value) for value in values[:10])
-    return shown if len(values) <= 10 else f"{shown} and {len(values) - 10} more"
+            raise CommandError(
+                f"{given}, row {number}: {label_column!r} is {label!r}, but must be a name or a whole number."
+            )
+    name = getattr(table.features[label_column], "int2str", str)
+    return [(text, name(label)) for text, label in rows]

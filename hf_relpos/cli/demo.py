@@ -73,7 +73,6 @@ def _run(
     source = args.model or str(texts.embedded_model_folder())
     news = _load_texts(args, scratch / "texts")
     budget = Budget(
-        seed=args.seed,
         max_steps=args.max_steps,
         evaluations=2 if args.quick else 4,
         max_length=args.max_length,
@@ -109,7 +108,7 @@ def _run(
     runs: dict[str, Run] = {}
     for name, candidate in ((UNPATCHED, plain), (PATCHED, model)):
         runs[name] = fine_tune(
-            candidate, tokenizer, train, evaluation, budget, scratch / "trainer", [NamedProgress(name)]
+            candidate, tokenizer, train, evaluation, budget, args.seed, scratch / "trainer", [NamedProgress(name)]
         )
     added = {UNPATCHED: added_parameters(plain), PATCHED: added_parameters(model)}
     print(f"\n{report.comparison(runs, added)}\n")
@@ -144,7 +143,7 @@ def _run(
                 "eval_samples": len(evaluation),
             },
             "relpos": hf_relpos.patch_report(model).config.to_dict(),
-            "settings": asdict(budget),
+            "settings": {"seed": args.seed, **asdict(budget)},
             "runs": {name: {**asdict(run), "added_parameters": added[name]} for name, run in runs.items()},
             "difference_at_start": difference,
             "reload": {"texts": len(logits), "equal": True},
@@ -229,7 +228,7 @@ def _write_card(
             "peak learning rate of the added parameters": budget.added_learning_rate,
             "texts to train on": len(news.train),
             "texts to measure on": len(news.eval),
-            "seed": budget.seed,
+            "seed": args.seed,
         },
         license=EMBEDDED_MODEL_LICENSE if args.model is None else None,
         language="en" if args.model is None and args.train_file is None else None,

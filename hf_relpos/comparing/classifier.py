@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     set_seed,
 )
+from transformers.utils import logging as transformers_logging
 
 from hf_relpos.comparing.errors import ComparisonError
 
@@ -57,7 +58,7 @@ def load_tokenizer(
 def load_classifier(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[str], seed: int) -> PreTrainedModel:
     """The classifier with a new head, the same one for the same seed."""
     set_seed(seed)
-    with _only_errors_logged():
+    with _quietly():
         return AutoModelForSequenceClassification.from_pretrained(
             source,
             local_files_only=_is_local(source),
@@ -70,14 +71,17 @@ def load_classifier(source: str, tokenizer: PreTrainedTokenizerBase, labels: lis
 
 
 @contextmanager
-def _only_errors_logged() -> Iterator[None]:
-    """Drop the report on the new head."""
-    logger = logging.getLogger("transformers.modeling_utils")
+def _quietly() -> Iterator[None]:
+    """Load without the report on the new head, and without a bar."""
+    logger, bars = logging.getLogger("transformers.modeling_utils"), transformers_logging.is_progress_bar_enabled()
     logger.addFilter(_only_errors)
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         logger.removeFilter(_only_errors)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def _only_errors(record: logging.LogRecord) -> bool:

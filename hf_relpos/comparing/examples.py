@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from hf_relpos.comparing.errors import ComparisonError
 
 SPLIT_SEED = 0
 EVAL_SHARE = 0.2
@@ -68,3 +71,52 @@ def interleaved(groups: Sequence[Sequence[Example]]) -> list[Example]:
 
 def _groups(examples: Sequence[Example], classes: int) -> list[list[Example]]:
     return [[example for example in examples if example.label == number] for number in range(classes)]
+
+
+def labelled(
+    name: str,
+    train: Sequence[tuple[str, str]],
+    evaluation: Sequence[tuple[str, str]] | None = None,
+    given: tuple[str, str] = ("`train`", "`evaluation`"),
+) -> TextData:
+    """Pairs of text and label as numbered examples.
+
+    Args:
+        name: what the data is called.
+        train: to learn from.
+        evaluation: to measure on; a fifth of each class of ``train`` where it is None.
+        given: what the user knows the two by.
+
+    Returns:
+        The examples. Labels are sorted: by value if all are whole numbers, else as text.
+
+    Raises:
+        ComparisonError: for fewer than two labels, or labels that there is nothing to learn of.
+    """
+    labels = _sorted({label for _, label in train})
+    if len(labels) < 2:
+        has = f"only the label {labels[0]!r}" if labels else "no rows"
+        raise ComparisonError(f"{given[0]} has {has}. A classifier needs at least two different labels.")
+    number = {label: index for index, label in enumerate(labels)}
+    if evaluation is None:
+        return TextData(name, labels, *split([Example(text, number[label]) for text, label in train], len(labels)))
+    unseen = _sorted({label for _, label in evaluation} - set(labels))
+    if unseen:
+        raise ComparisonError(
+            f"{given[1]} has labels that {given[0]} has not: {listed(unseen)}. "
+            f"The labels to train on are {listed(labels)}. "
+            "Add examples of the missing ones, or drop those rows."
+        )
+    parts = ([Example(text, number[label]) for text, label in rows] for rows in (train, evaluation))
+    return TextData(name, labels, *(by_class(part, len(labels)) for part in parts))
+
+
+def _sorted(labels: Collection[str]) -> list[str]:
+    as_numbers = all(re.fullmatch(r"-?\d+", label) for label in labels)
+    return sorted(labels, key=int if as_numbers else None)
+
+
+def listed(values: Sequence[str]) -> str:
+    """At most ten of the values, quoted."""
+    shown = ", ".join(repr(value) for value in values[:10])
+    return shown if len(values) <= 10 else f"{shown} and {len(values) - 10} more"

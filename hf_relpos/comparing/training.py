@@ -36,7 +36,6 @@ class Budget:
     """How a model is trained. All that are compared get the same.
 
     Attributes:
-        seed: Seed of dropout and of the order of the data.
         max_steps: Number of optimizer steps.
         evaluations: How often to measure during training, besides once before it.
         max_length: Longer texts are cut off after this many tokens.
@@ -47,7 +46,6 @@ class Budget:
             pretrained ones only have to be adjusted.
     """
 
-    seed: int
     max_steps: int
     evaluations: int
     max_length: int
@@ -166,6 +164,7 @@ def fine_tune(
     train: Dataset,
     evaluation: Dataset,
     budget: Budget,
+    seed: int,
     work_dir: Path,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> Run:
@@ -177,6 +176,7 @@ def fine_tune(
         train: Encoded texts to learn from.
         evaluation: Encoded texts to measure on.
         budget: How to train.
+        seed: Seed of dropout and of the order of the data.
         work_dir: Where `Trainer` may write.
         callbacks: What else happens while it trains: a progress bar, for one.
 
@@ -193,8 +193,8 @@ def fine_tune(
             per_device_eval_batch_size=budget.eval_batch_size,
             learning_rate=budget.learning_rate,
             warmup_steps=budget.max_steps // 10,
-            seed=budget.seed,
-            data_seed=budget.seed,
+            seed=seed,
+            data_seed=seed,
             eval_strategy="steps",
             eval_steps=budget.eval_steps,
             eval_on_start=True,

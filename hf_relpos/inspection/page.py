@@ -55,6 +55,10 @@ h1 { overflow-wrap: anywhere; }
 img { max-width: 100%; height: auto; }
 figure { margin: 1rem 0; }
 pre { overflow-x: auto; background: #f4f5f6; padding: 0.75rem; font-size: 13px; line-height: 1.35; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; }
+th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid #d5d9dc; text-align: right; white-space: nowrap; }
+th:first-child { text-align: left; }
 footer { color: #57606a; font-size: 14px; margin-top: 2rem; }
 """
 
@@ -66,29 +70,42 @@ def page(inspection: Inspection, pictures: Mapping[str, bytes]) -> str:
         inspection: what was found.
         pictures: as SVG, by their names in ``SECTIONS``.
     """
-    title = f"Relative positions of {escape(inspection.report.model)}"
-    sections = "\n".join(_section(*SECTIONS[name], pictures[name]) for name in SECTIONS if name in pictures)
+    sections = "\n".join(section(*SECTIONS[name], pictures[name]) for name in SECTIONS if name in pictures)
+    return document(
+        f"Relative positions of {inspection.report.model}",
+        f"""<pre>{escape(str(inspection.report))}</pre>
+{sections}
+<h2>All of it in numbers</h2>
+<pre>{escape(str(inspection))}</pre>""",
+    )
+
+
+def document(title: str, content: str) -> str:
+    """A page of its own.
+
+    Args:
+        title: in plain text.
+        content: what stands below it, as HTML.
+    """
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+<title>{escape(title)}</title>
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>{title}</h1>
-<pre>{escape(str(inspection.report))}</pre>
-{sections}
-<h2>All of it in numbers</h2>
-<pre>{escape(str(inspection))}</pre>
+<h1>{escape(title)}</h1>
+{content}
 <footer>Made by hf_relpos {escape(__version__)}.</footer>
 </body>
 </html>
 """
 
 
-def _section(heading: str, how_to_read: str, picture: bytes) -> str:
+def section(heading: str, how_to_read: str, picture: bytes) -> str:
+    """A picture (SVG) with its heading, and how to read it."""
     source = b64encode(picture).decode("ascii")
     return (
         f"<section>\n<h2>{escape(heading)}</h2>\n<p>{escape(how_to_read)}</p>\n"

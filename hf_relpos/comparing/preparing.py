@@ -1,0 +1,138 @@
+"""From what a user asks for to a plan: checked, so that what can be refused is refused before anything is written."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from hf_relpos.comparing.classifier import load_classifier, load_tokenizer
+from hf_relpos.comparing.errors import ComparisonError
+from hf_relpos.comparing.marked_words import marked_words
+from hf_relpos.comparing.plan import Plan
+from hf_relpos.comparing.reading import labelled_texts, named_texts
+from hf_relpos.comparing.settings import settings_of
+from hf_relpos.comparing.training import Budget
+from hf_relpos.config import RelPosLike
+from hf_relpos.errors import RelPosError
+from hf_relpos.patching import is_patched, patch_model, unpatch_model
+
+CLASSIFICATION, DISTANCE = "classification", "distance"
+TASKS = {
+    CLASSIFICATION: "which label a text has",
+    DISTANCE: "how far apart two marked words stand, in any texts: a task that cannot be done without positions",
+}
+STEPS, EVALUATIONS = 100, 5
+
+
+def prepare(
+    model: str | os.PathLike[str],
+    train: Any,
+    evaluation: Any,
+    *,
+    settings: Iterable[str] | Mapping[str, RelPosLike | None],
+    task: str,
+    seeds: Sequence[int],
+    steps: int | None,
+    epochs: float | None,
+    max_length: int,
+    batch_size: int,
+    learning_rate: float,
+    added_learning_rate: float,
+    limit: int | None,
+    eval_limit: int | None,
+    conversion_steps: Sequence[int],
+    memory: bool,
+    name: str | None,
+) -> Plan:
+    """The plan of :func:`hf_relpos.compare`, whose arguments these are.
+
+    The model is loaded, and given each setting once.
+
+    Raises:
+        ComparisonError: for what cannot be compared.
+        RelPosError: what :func:`hf_relpos.patch_model` and :func:`hf_relpos.convert` refuse.
+    """
+    if task not in TASKS:
+        raise ComparisonError(f"`task` is {task!r}, but must be one of {', '.join(map(repr, TASKS))}.")
+    if steps is not None and epochs is not None:
+        raise ComparisonError(f"`steps` is {steps} and `epochs` is {epochs}: give one of the two.")
+    for key, number in {
+        "steps": steps, "epochs": epochs, "batch_size": batch_size, "limit": limit, "eval_limit": eval_limit,
+        "learning_rate": learning_rate, "added_learning_rate": added_learning_rate,
+    }.items():  # fmt: skip
+        if number is not None and not 0 < number < math.inf:
+            raise ComparisonError(f"`{key}` is {number}, but must be above 0.")
+    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+        raise ComparisonError(f"`seeds` is {list(seeds)}, but must be different whole numbers from 0 to {2**32 - 1}.")
+    if len(conversion_steps) != 2 or min(conversion_steps) < 0 or not any(conversion_steps):
+        raise ComparisonError(
+            f"`conversion_steps` is {list(conversion_steps)}, but must be two whole numbers, one of them above "
+            "0 at least."
+        )
+    chosen = settings_of(settings)
+    source = str(Path(model).resolve()) if Path(model).is_dir() else str(model)
+    with _loading(source):
+        tokenizer = load_tokenizer(source, max_length, any(setting.keeps_native for setting in chosen))
+    if task == DISTANCE:
+        if evaluation is not None:
+            raise ComparisonError(f"`evaluation` was given, but the task {DISTANCE!r} takes a part of `train` itself.")
+        data = marked_words(*named_texts(train), lambda text: len(tokenizer(text)["input_ids"]) <= max_length)
+    else:
+        data = labelled_texts(train, evaluation)
+    data = data.limited(limit, eval_limit)
+    if steps is None:
+        steps = STEPS if epochs is None else math.ceil(len(data.train) / batch_size * epochs)
+    budget = Budget(
+        max_steps=steps,
+        evaluations=min(EVALUATIONS, steps),
+        max_length=max_length,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        added_learning_rate=added_learning_rate,
+    )
+    plan = Plan(
+        model=source,
+        name=name or (Path(source).name if Path(source).is_dir() else source),
+        task=task,
+        data=data,
+        settings=chosen,
+        seeds=tuple(seeds),
+        budget=budget,
+        conversion_steps=(conversion_steps[0], conversion_steps[1]),
+        memory=memory,
+    )
+    _try_settings(plan)
+    return plan
+
+
+def _try_settings(plan: Plan) -> None:
+    """Load the model and give it each setting, for what is refused then."""
+    with _loading(plan.model):
+        model = load_classifier(plan.model, plan.tokenizer, plan.data.labels, plan.seeds[0])
+    if is_patched(model):
+        raise ComparisonError(
+            f"The model {plan.model} has relative positions already, but a comparison gives them to a model without. "
+            "Give the model as it was before."
+        )
+    for setting in plan.settings:
+        if setting.relpos is not None:
+            unpatch_model(patch_model(model, setting.relpos))
+
+
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """What Transformers raises of a model that it cannot load becomes one line."""
+    try:
+        yield
+    except RelPosError:
+        raise
+    except Exception as error:
+        raise ComparisonError(
+            f"The model {source} cannot be loaded. Give a folder with a model and its tokenizer, or the id of one on "
+            f"the Hub. The reason ({type(error).__name__}): {shorten(str(error), 300)}"
+        ) from error
