@@ -404,8 +404,8 @@ class TestTexts:
         ("--settings shawn", "The setting 'shawn' is none"),
         ("--max-length 17", "`max_length` is 17, but"),
         ("--seeds 1 1", "`seeds` is [1, 1], but must be different"),
-        ("--epochs 0", "`epochs` is 0.0, but must be above 0"),
-        ("--learning-rate nan", "`learning_rate` is nan, but must be above 0"),
+        ("--epochs 0", "`epochs` is 0.0, but must be a number above 0"),
+        ("--learning-rate nan", "`learning_rate` is nan, but must be a number above 0"),
         ("--conversion-steps 0 0", "`conversion_steps` is [0, 0]"),
         ("--text-column body", "has the columns 'text', 'label', but not 'body'"),
         ("--eval-texts nowhere.csv", "--eval-texts nowhere.csv does not exist"),
@@ -421,6 +421,23 @@ def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(options, s
     assert main([*given, *options.split()]) == 2
     assert said in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train": ROWS[:2]}, "none to measure on"),
+        ({"train": ["w1 w2"]}, "must be a data set with the columns 'text' and 'label', or pairs of these"),
+        ({"train": ROWS, "steps": 1.5}, "`steps` is 1.5, but must be a whole number above 0"),
+        ({"train": ROWS, "epochs": 1}, "`steps` is 2 and `epochs` is 1: give one of the two"),
+        ({"train": ROWS, "task": "parsing"}, "`task` is 'parsing', but must be one of 'classification', 'distance'"),
+        ({"train": ROWS, "evaluation": ROWS, "task": "distance"}, "takes a part of `train` itself"),
+    ],
+    ids=["few", "labels", "steps", "epochs", "task", "evaluation"],
+)
+def test_what_the_function_cannot_do_is_told(given, said, model):
+    with pytest.raises(ComparisonError, match=re.escape(said)):
+        compare(model, **{**FEW, "settings": ["unpatched"], **given})
 
 
 @pytest.mark.parametrize("patch", [False, True], ids=["nothing", "patched"])

@@ -423,7 +423,7 @@ class TestFiles:
     )
     def test_rows_that_cannot_be_used_are_refused(self, rows, message, tmp_path):
         path = write_csv(tmp_path / "texts.csv", rows)
-        with pytest.raises(CommandError, match=rf"--train-file \S+texts\.csv.*{message}"):
+        with pytest.raises(hf_relpos.RelPosError, match=rf"--train-file \S+texts\.csv.*{message}"):
             data.load_files(str(path), str(path), tmp_path / "cache")
 
     @pytest.mark.parametrize(

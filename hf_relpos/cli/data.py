@@ -52,8 +52,8 @@ def load_files(train_file: str, eval_file: str, cache_dir: Path) -> TextData:
         The texts. Labels are sorted: by value if all are whole numbers, else as text.
 
     Raises:
-        CommandError: If a file is missing or cannot be read, lacks a column or a value, or if `eval_file` has
-            labels that `train_file` has not.
+        CommandError: If a file is missing or cannot be read, or lacks a column or a value.
+        ComparisonError: If there are fewer than two labels, or some to measure on that there is nothing to learn of.
     """
     columns, advice = ("text", "label"), "rename yours"
     train, evaluation = (

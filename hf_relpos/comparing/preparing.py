@@ -22,10 +22,7 @@ from hf_relpos.errors import RelPosError
 from hf_relpos.patching import is_patched, patch_model, unpatch_model
 
 CLASSIFICATION, DISTANCE = "classification", "distance"
-TASKS = {
-    CLASSIFICATION: "which label a text has",
-    DISTANCE: "how far apart two marked words stand, in any texts: a task that cannot be done without positions",
-}
+TASKS = (CLASSIFICATION, DISTANCE)
 STEPS, EVALUATIONS = 100, 5
 
 
@@ -61,12 +58,13 @@ def prepare(
         raise ComparisonError(f"`task` is {task!r}, but must be one of {', '.join(map(repr, TASKS))}.")
     if steps is not None and epochs is not None:
         raise ComparisonError(f"`steps` is {steps} and `epochs` is {epochs}: give one of the two.")
-    for key, number in {
-        "steps": steps, "epochs": epochs, "batch_size": batch_size, "limit": limit, "eval_limit": eval_limit,
-        "learning_rate": learning_rate, "added_learning_rate": added_learning_rate,
-    }.items():  # fmt: skip
-        if number is not None and not 0 < number < math.inf:
-            raise ComparisonError(f"`{key}` is {number}, but must be above 0.")
+    whole = {"steps": steps, "batch_size": batch_size, "limit": limit, "eval_limit": eval_limit}
+    rates = {"epochs": epochs, "learning_rate": learning_rate, "added_learning_rate": added_learning_rate}
+    for key, number in {**whole, **rates}.items():
+        if number is not None and not (0 < number < math.inf and (key in rates or isinstance(number, int))):
+            raise ComparisonError(
+                f"`{key}` is {number}, but must be a {'' if key in rates else 'whole '}number above 0."
+            )
     if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
         raise ComparisonError(f"`seeds` is {list(seeds)}, but must be different whole numbers from 0 to {2**32 - 1}.")
     if len(conversion_steps) != 2 or min(conversion_steps) < 0 or not any(conversion_steps):
@@ -85,6 +83,11 @@ def prepare(
     else:
         data = labelled_texts(train, evaluation)
     data = data.limited(limit, eval_limit)
+    if not data.eval:
+        raise ComparisonError(
+            f"{data.name} has {len(data.train)} texts to learn from, and none to measure on: a fifth of each class is, "
+            "if nothing else is given. Give `evaluation`, or more texts."
+        )
     if steps is None:
         steps = STEPS if epochs is None else math.ceil(len(data.train) / batch_size * epochs)
     budget = Budget(
