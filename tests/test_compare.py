@@ -426,7 +426,7 @@ def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(options, s
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"train": ROWS[:2]}, "none to measure on"),
+        ({"train": [("w1", "up"), ("w2", "down")]}, "none to measure on"),
         ({"train": ["w1 w2"]}, "must be a data set with the columns 'text' and 'label', or pairs of these"),
         ({"train": ROWS, "steps": 1.5}, "`steps` is 1.5, but must be a whole number above 0"),
         ({"train": ROWS, "epochs": 1}, "`steps` is 2 and `epochs` is 1: give one of the two"),
