@@ -856,8 +856,13 @@ bool all_finite(const Strided& tensor, i64 batch, i64 head, Range rows, i64 colu
     for (i64 row = rows.begin; row < rows.end; ++row) {
         if (tokens && !tokens[row]) continue;
         const E* data = at<E>(tensor, batch, head, row);
-        bool finite = true;
-        for (i64 j = 0; j < columns; ++j) finite &= is_finite(data[j * tensor.column]);
+        int finite = 1;
+        if (tensor.column == 1) {
+#pragma omp simd reduction(& : finite)
+            for (i64 j = 0; j < columns; ++j) finite &= is_finite(data[j]);
+        } else {
+            for (i64 j = 0; j < columns; ++j) finite &= is_finite(data[j * tensor.column]);
+        }
         if (!finite) return false;
     }
     return true;
