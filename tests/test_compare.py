@@ -331,7 +331,7 @@ class TestDistance:
 
     def test_the_class_is_how_far_apart_the_marked_words_stand(self):
         data = marked_words("texts", self.TEXTS, lambda text: True)
-        assert (len(data.train), len(data.eval)) == (40, 8)
+        assert (len(data.train), len(data.eval)) == (38, 10)
         for example in (*data.train, *data.eval):
             first, second = (place for place, word in enumerate(example.text.split()) if word == MARKER)
             least, furthest = CLASSES[example.label]
@@ -406,7 +406,8 @@ class TestTexts:
         ("--seeds 1 1", "`seeds` is [1, 1], but must be different"),
         ("--epochs 0", "`epochs` is 0.0, but must be a number above 0"),
         ("--learning-rate nan", "`learning_rate` is nan, but must be a number above 0"),
-        ("--conversion-steps 0 0", "`conversion_steps` is [0, 0]"),
+        ("--conversion-steps 9 9", "`conversion_steps` is [9, 9], but no setting is `converted`"),
+        ("--settings converted --conversion-steps 0 0", "`conversion_steps` is [0, 0], but must be two whole"),
         ("--text-column body", "has the columns 'text', 'label', but not 'body'"),
         ("--eval-texts nowhere.csv", "--eval-texts nowhere.csv does not exist"),
         ("--texts texts.txt", "--texts texts.txt is no table, so it has no labels"),
@@ -428,12 +429,14 @@ def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(options, s
     [
         ({"train": [("w1", "up"), ("w2", "down")]}, "none to measure on"),
         ({"train": ["w1 w2"]}, "must be a data set with the columns 'text' and 'label', or pairs of these"),
+        ({"train": [("w1 w2", None)]}, "a name or a whole number, and not ('w1 w2', None)"),
+        ({"train": ROWS, "seeds": ["0"]}, "`seeds` is ['0'], but must be different whole numbers"),
         ({"train": ROWS, "steps": 1.5}, "`steps` is 1.5, but must be a whole number above 0"),
         ({"train": ROWS, "epochs": 1}, "`steps` is 2 and `epochs` is 1: give one of the two"),
         ({"train": ROWS, "task": "parsing"}, "`task` is 'parsing', but must be one of 'classification', 'distance'"),
         ({"train": ROWS, "evaluation": ROWS, "task": "distance"}, "takes a part of `train` itself"),
     ],
-    ids=["few", "labels", "steps", "epochs", "task", "evaluation"],
+    ids=["few", "labels", "label", "seeds", "steps", "epochs", "task", "evaluation"],
 )
 def test_what_the_function_cannot_do_is_told(given, said, model):
     with pytest.raises(ComparisonError, match=re.escape(said)):

@@ -47,7 +47,7 @@ def _run(do: Callable[..., hf_relpos.Comparison], args: argparse.Namespace, name
         source, called = str(embedded_model_folder()), EMBEDDED_MODEL_ID
     else:
         source, called = args.model, None
-    chosen = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    chosen = {name: value for name in names if (value := getattr(args, name)) is not None}
     try:
         comparison = do(source, texts, name=called, output_dir=output, **chosen)
         comparison.save(output)

@@ -26,7 +26,7 @@ EXAMPLES = """
 examples:
   hf-relpos compare --output-dir compared               (MiniLM on BBC news, which the demo extra carries)
   hf-relpos compare bert-base-uncased --texts rows.csv --settings unpatched shaw:8 t5 --output-dir compared
-  hf-relpos compare --task distance --settings unpatched drop --output-dir apart
+  hf-relpos compare --task distance --max-length 64 --settings unpatched shaw:16 drop --output-dir apart
 """
 
 # The choices of `hf_relpos.compare` that are options. What is not given is left to it.
@@ -49,10 +49,6 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--settings", nargs="+", metavar="SETTING",
         help="what is compared (unpatched shaw:8 shaw:16 t5 alibi gate drop)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--conversion-steps", nargs=2, type=int, metavar="N",
-        help="of the settings `converted`: for tables and gates alone, and for everything (100 300)",
     )  # fmt: skip
     parser.set_defaults(run=_run)
 
@@ -91,6 +87,10 @@ def add_common(parser: Any) -> None:
     training.add_argument(
         "--added-learning-rate", type=float, metavar="RATE", help="the highest, of what a patch adds (2e-3)"
     )
+    training.add_argument(
+        "--conversion-steps", nargs=2, type=int, metavar="N",
+        help="of what is converted: for tables and gates alone, and for everything (100 300)",
+    )  # fmt: skip
 
 
 def _run(args: argparse.Namespace) -> None:

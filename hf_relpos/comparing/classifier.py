@@ -58,7 +58,7 @@ def load_tokenizer(
 def load_classifier(source: str, tokenizer: PreTrainedTokenizerBase, labels: list[str], seed: int) -> PreTrainedModel:
     """The classifier with a new head, the same one for the same seed."""
     set_seed(seed)
-    with _quietly():
+    with quietly():
         return AutoModelForSequenceClassification.from_pretrained(
             source,
             local_files_only=_is_local(source),
@@ -71,8 +71,8 @@ def load_classifier(source: str, tokenizer: PreTrainedTokenizerBase, labels: lis
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Load without the report on the new head, and without a bar."""
+def quietly() -> Iterator[None]:
+    """Load without a report on parts that are new or left out, and without a bar."""
     logger, bars = logging.getLogger("transformers.modeling_utils"), transformers_logging.is_progress_bar_enabled()
     logger.addFilter(_only_errors)
     transformers_logging.disable_progress_bar()

@@ -39,7 +39,7 @@ def compare(
     added_learning_rate: float = 2e-3,
     limit: int | None = None,
     eval_limit: int | None = 256,
-    conversion_steps: Sequence[int] = (100, 300),
+    conversion_steps: Sequence[int] | None = None,
     memory: bool = False,
     name: str | None = None,
     output_dir: str | PathLike[str] | None = None,
@@ -67,7 +67,8 @@ def compare(
         added_learning_rate: the highest, of the parameters that a patch adds.
         limit: texts to learn from at most.
         eval_limit: texts to measure on at most.
-        conversion_steps: of :func:`hf_relpos.convert`, for the settings ``converted``; it is done once for all seeds.
+        conversion_steps: of :func:`hf_relpos.convert`, for the settings ``converted``, which is done once for all
+            seeds; (100, 300) by default.
         memory: do each run in a process of its own, and measure the memory of its steps.
         name: what the model is called in tables; by default the folder's name, or the id.
         output_dir: where the plan and each finished run are kept, so that the same call goes on where it was

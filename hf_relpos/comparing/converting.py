@@ -9,6 +9,7 @@ from typing import cast
 
 from transformers import AutoModel
 
+from hf_relpos.comparing.classifier import quietly
 from hf_relpos.comparing.plan import Plan
 from hf_relpos.comparing.settings import Setting
 from hf_relpos.config import RelPosConfig
@@ -27,16 +28,19 @@ def converted_model(plan: Plan, setting: Setting, folder: Path) -> Path:
     """
     if folder.is_dir():
         return folder
+    relpos, steps = cast(RelPosConfig, setting.relpos), cast(tuple[int, int], plan.conversion_steps)
     longest = plan.budget.max_length
     shortest = max(longest // 4, plan.tokenizer.num_special_tokens_to_add() + 2)
     tokenizer = copy.deepcopy(plan.tokenizer)
+    with quietly():
+        pretrained = AutoModel.from_pretrained(plan.model, dtype="float32")
     model = convert(
-        AutoModel.from_pretrained(plan.model, dtype="float32"),
-        cast(RelPosConfig, setting.relpos),
+        pretrained,
+        relpos,
         [example.text for example in plan.data.train],
         tokenizer,
         lengths=sorted({shortest, max(shortest, longest)}),
-        steps=plan.conversion_steps,
+        steps=steps,
         seed=SEED,
         progress=False,
     )

@@ -41,7 +41,7 @@ class Plan:
         settings: what is compared.
         seeds: each setting is fine-tuned once with each.
         budget: how.
-        conversion_steps: of :func:`hf_relpos.convert`, where a setting asks for it.
+        conversion_steps: of :func:`hf_relpos.convert`; None where no setting asks for it.
         memory: whether each run has a process of its own, where the memory of its steps is measured.
     """
 
@@ -52,7 +52,7 @@ class Plan:
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...]
     budget: Budget
-    conversion_steps: tuple[int, int]
+    conversion_steps: tuple[int, int] | None
     memory: bool
 
     @property
@@ -91,7 +91,7 @@ class Plan:
                 "settings": tuple(map(Setting.from_dict, values["settings"])),
                 "seeds": tuple(values["seeds"]),
                 "budget": Budget(**values["budget"]),
-                "conversion_steps": tuple(values["conversion_steps"]),
+                "conversion_steps": values["conversion_steps"] and tuple(values["conversion_steps"]),
             }
         )
 
@@ -112,7 +112,7 @@ class Plan:
             "settings": [setting.to_dict() for setting in self.settings],
             "seeds": list(self.seeds),
             "budget": asdict(self.budget),
-            "conversion_steps": list(self.conversion_steps),
+            "conversion_steps": self.conversion_steps and list(self.conversion_steps),
             "memory": self.memory,
             "versions": versions(),
         }

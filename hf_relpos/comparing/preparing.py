@@ -23,7 +23,7 @@ from hf_relpos.patching import is_patched, patch_model, unpatch_model
 
 CLASSIFICATION, DISTANCE = "classification", "distance"
 TASKS = (CLASSIFICATION, DISTANCE)
-STEPS, EVALUATIONS = 100, 5
+STEPS, EVALUATIONS, CONVERSION_STEPS = 100, 5, (100, 300)
 
 
 def prepare(
@@ -42,7 +42,7 @@ def prepare(
     added_learning_rate: float,
     limit: int | None,
     eval_limit: int | None,
-    conversion_steps: Sequence[int],
+    conversion_steps: Sequence[int] | None,
     memory: bool,
     name: str | None,
 ) -> Plan:
@@ -65,14 +65,10 @@ def prepare(
             raise ComparisonError(
                 f"`{key}` is {number}, but must be a {'' if key in rates else 'whole '}number above 0."
             )
-    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+    if not seeds or len(set(seeds)) < len(seeds) or not all(_is_seed(seed) for seed in seeds):
         raise ComparisonError(f"`seeds` is {list(seeds)}, but must be different whole numbers from 0 to {2**32 - 1}.")
-    if len(conversion_steps) != 2 or min(conversion_steps) < 0 or not any(conversion_steps):
-        raise ComparisonError(
-            f"`conversion_steps` is {list(conversion_steps)}, but must be two whole numbers, one of them above "
-            "0 at least."
-        )
     chosen = settings_of(settings)
+    conversion = _conversion_steps(conversion_steps, any(setting.converted for setting in chosen))
     source = str(Path(model).resolve()) if Path(model).is_dir() else str(model)
     with _loading(source):
         tokenizer = load_tokenizer(source, max_length, any(setting.keeps_native for setting in chosen))
@@ -106,11 +102,28 @@ def prepare(
         settings=chosen,
         seeds=tuple(seeds),
         budget=budget,
-        conversion_steps=(conversion_steps[0], conversion_steps[1]),
+        conversion_steps=conversion,
         memory=memory,
     )
     _try_settings(plan)
     return plan
+
+
+def _is_seed(given: object) -> bool:
+    return isinstance(given, int) and 0 <= given < 2**32
+
+
+def _conversion_steps(given: Sequence[int] | None, needed: bool) -> tuple[int, int] | None:
+    """What is given, or the default; None where nothing is converted."""
+    if given is None:
+        return CONVERSION_STEPS if needed else None
+    if not needed:
+        raise ComparisonError(f"`conversion_steps` is {list(given)}, but no setting is `converted`. Leave it out.")
+    if len(given) != 2 or min(given) < 0 or not any(given):
+        raise ComparisonError(
+            f"`conversion_steps` is {list(given)}, but must be two whole numbers, one of them above 0 at least."
+        )
+    return given[0], given[1]
 
 
 def _try_settings(plan: Plan) -> None:

@@ -49,14 +49,20 @@ def _pairs(option: str, rows: Any) -> list[tuple[str, str]]:
                 "yours."
             )
         name = getattr(rows.features["label"], "int2str", str)
-        return [(text, name(label)) for text, label in zip(rows["text"], rows["label"], strict=True)]
+        rows = zip(rows["text"], rows["label"], strict=True)
+    else:
+        name = str
     try:
-        pairs = [(text, str(label)) for text, label in rows]
+        pairs = [(text, label) for text, label in rows]
     except (TypeError, ValueError):
-        pairs = [(None, "")]
-    if not all(isinstance(text, str) for text, _ in pairs):
-        raise ComparisonError(f"`{option}` must be a data set with the columns 'text' and 'label', or pairs of these.")
-    return pairs
+        pairs = [(None, None)]
+    wrong = [pair for pair in pairs if not (isinstance(pair[0], str) and isinstance(pair[1], (str, int)))]
+    if wrong:
+        raise ComparisonError(
+            f"`{option}` must be a data set with the columns 'text' and 'label', or pairs of these: of a text and of a "
+            f"name or a whole number, and not {wrong[0]}."
+        )
+    return [(text, name(label)) for text, label in pairs]
 
 
 def _name_of(given: Any) -> str:

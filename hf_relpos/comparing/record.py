@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hf_relpos.comparing.environment import hardware
 from hf_relpos.comparing.products import save
@@ -33,7 +34,7 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """That of some values."""
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True, repr=False)
