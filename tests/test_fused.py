@@ -164,6 +164,14 @@ def test_equals_eager_in_several_blocks_of_queries_and_pieces_of_keys(rules: dic
 
 
 @pytest.mark.core
+def test_equals_eager_where_later_scores_make_nothing_of_all_before_them():
+    tensors = make(batch=1, heads=2, key_heads=1, queries=5, keys=1100, dim=8, value_dim=8, k=20)
+    tensors["k"][:, :, 700:] *= 1e4
+    found = all_of(by_fused, tensors, query_offset=500)
+    reference.assert_all_close(found, all_of(by_eager, tensors, query_offset=500), 1e-10)
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("shared", [True, False], ids=["one table", "a table per head"])
 def test_equals_eager_with_so_many_sequences_that_a_task_takes_several_heads(shared: bool):
     tensors = make(batch=20, heads=22, key_heads=11, queries=3, keys=4, dim=2, value_dim=2, shared=shared)
