@@ -281,18 +281,18 @@ SECTIONS = {
 LIMITS = """
 ## Where it stands, and why
 
-- **Causal attention forward alone, at 2,048 tokens and more.** Four fifths of the time are matrix products, the same ones
-  that PyTorch's own operator takes from the same library, and it skips what is hidden as well: there is nothing left to
-  win by a tenth. Tried and no faster: blocks of 96, 128 and 192 queries, of 256 and 1,024 keys; the numbers that a row
-  gets left and right of the band in registers in place of a row. With the backward pass ours is the faster one.
+- **Causal attention forward alone, at 2,048 tokens and more.** Four fifths of the time are matrix products, the same
+  ones that PyTorch's own operator takes from the same library, and it skips what is hidden as well: there is no tenth left
+  to win. Tried and no faster: blocks of 96, 128 and 192 queries, of 256 and 1,024 keys; the numbers that a row gets
+  left and right of the band in a register in place of a row. With the backward pass ours is the faster one.
 - **Vectors at 128 tokens.** A table of 2k + 1 vectors on the query and one on the value are seven matrix products
   beside attention's seven, each (2k + 1) / 128 of one of those: with k = 32 half of the work again, by the same
   library. With k = 16 attention's own products take most of the time, those with tables come next, before the rows of
   scores. Kept: rows in whole vectors, one sum of a table's gradients for several heads, rows
   over offsets that start where products are fast, the odd vector by itself. Tried and not faster: tables appended to
   the keys, so that one product does both; adding up per offset after all rows.
-- **A step of T5.** With `native="drop"` or Shaw's vectors its self-attention costs what attention without positions does;
-  how far the whole step falls then depends on what the processor needs for the layers around it.
+- **A step of T5.** With `native="drop"` or Shaw's vectors its self-attention costs what attention without positions
+  does; how far the whole step falls then depends on what the processor needs for the layers around it.
 - **Attention dropout.** No fused operator of PyTorch for the CPU drops weights: the unpatched model runs unfused, and
   is the baseline. The kernel drops them in its own pass.
 - **A step of generation** is one call of the kernel per layer, and what prepares it in Python. That weighs little
