@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
@@ -19,8 +19,7 @@ from hf_relpos.comparing.preparing import prepare
 from hf_relpos.comparing.progress import PlanProgress
 from hf_relpos.comparing.record import Comparison
 from hf_relpos.comparing.run import run_here
-from hf_relpos.comparing.settings import UNPATCHED, USUAL, with_distance
-from hf_relpos.config import RelPosLike
+from hf_relpos.comparing.settings import UNPATCHED, USUAL, Settings, with_distance
 
 
 def compare(
@@ -28,7 +27,7 @@ def compare(
     train: Any,
     evaluation: Any = None,
     *,
-    settings: Iterable[str] | Mapping[str, RelPosLike | None] = USUAL,
+    settings: Settings = USUAL,
     task: str = "classification",
     seeds: Sequence[int] = (0, 1, 2),
     steps: int | None = None,

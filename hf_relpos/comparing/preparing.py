@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
@@ -15,9 +15,8 @@ from hf_relpos.comparing.errors import ComparisonError
 from hf_relpos.comparing.marked_words import marked_words
 from hf_relpos.comparing.plan import Plan
 from hf_relpos.comparing.reading import labelled_texts, named_texts
-from hf_relpos.comparing.settings import settings_of
+from hf_relpos.comparing.settings import Settings, settings_of
 from hf_relpos.comparing.training import Budget
-from hf_relpos.config import RelPosLike
 from hf_relpos.errors import RelPosError
 from hf_relpos.patching import is_patched, patch_model, unpatch_model
 
@@ -31,7 +30,7 @@ def prepare(
     train: Any,
     evaluation: Any,
     *,
-    settings: Iterable[str] | Mapping[str, RelPosLike | None],
+    settings: Settings,
     task: str,
     seeds: Sequence[int],
     steps: int | None,

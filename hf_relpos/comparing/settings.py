@@ -16,6 +16,9 @@ SPELLING = "[WHAT/]SCHEME[:K][+SCHEME[:K]]"
 ALONE = {"gate": "shaw:16", "drop": "shaw:16", CONVERTED: "clipped:128+shaw:16"}
 USUAL = (UNPATCHED, "shaw:8", "shaw:16", "t5", "alibi", "gate", "drop")
 
+# Words that name settings, or choices by names of a user's own, None for the model as it is.
+Settings = Iterable[str] | Mapping[str, RelPosLike | None]
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -93,7 +96,7 @@ def with_distance(given: str, distance: int) -> str:
     return word
 
 
-def settings_of(given: Iterable[str] | Mapping[str, RelPosLike | None]) -> tuple[Setting, ...]:
+def settings_of(given: Settings) -> tuple[Setting, ...]:
     """The settings that words name, or that a user gave by names of their own.
 
     Raises:
