@@ -9,6 +9,7 @@ from hf_relpos.config import RelPosConfig
 from hf_relpos.gates import GATES
 from hf_relpos.schemes import AttentionGeometry, Scheme, SchemeConfig
 from hf_relpos.schemes.base import TABLES
+from hf_relpos.schemes.trial import built
 from hf_relpos.terms import RelativeTerms
 
 
@@ -22,7 +23,7 @@ class RelPosLayer(nn.Module):
             native bias on.
 
     Raises:
-        RelPosConfigError: if a scheme cannot act in this attention.
+        RelPosConfigError: if a scheme cannot act in this attention, or is not what it says.
     """
 
     def __init__(self, config: RelPosConfig, geometry: AttentionGeometry, active: bool = True) -> None:
@@ -30,7 +31,7 @@ class RelPosLayer(nn.Module):
         self.config = config
         schemes = config.scheme_configs if active else ()
         self.schemes = nn.ModuleList(
-            scheme.build(geometry) if _acts(scheme, geometry) else Scheme() for scheme in schemes
+            built(scheme, geometry) if _acts(scheme, geometry) else Scheme() for scheme in schemes
         )
         gate = GATES[config.gate]
         has_terms = any(scheme.parts & TABLES and _acts(scheme, geometry) for scheme in schemes)

@@ -6,6 +6,7 @@ import base64
 import csv
 import json
 import re
+import shutil
 import subprocess
 from xml.etree import ElementTree
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 from test_pipelines import tokenizer
 from transformers import BertConfig, BertModel, TrainerControl, TrainerState
 
@@ -203,6 +205,37 @@ class TestFolder:
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         assert self.run(model, *more.split()) == 2
         assert f"a comparison with another plan was begun: {differs} differ" in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+    def test_another_model_of_the_same_name_is_refused_there(self, model, folder, monkeypatch, capsys):
+        monkeypatch.setattr(comparing, "run_here", interrupted)
+        assert self.run(model) == 130
+        other = shutil.copytree(model, folder / "elsewhere" / model.name)
+        changed = load_file(other / "model.safetensors")
+        next(iter(changed.values())).add_(1)
+        save_file(changed, other / "model.safetensors", {"format": "pt"})
+        assert self.run(other) == 2
+        assert "a comparison with another plan was begun: weights differ" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("file", "holds", "said"),
+        [
+            ("plan.json", "{]", "plan.json is damaged: it holds no object of JSON. Give the name of a new folder."),
+            ("runs/01-unpatched.seed-0.json", "", "is damaged: it holds no object of JSON. Take it away"),
+            ("runs/01-unpatched.seed-0.json", "[1]", "is damaged: it holds no object of JSON. Take it away"),
+            ("runs/01-unpatched.seed-0.json", "{}", "is damaged: it holds no result of a run. Take it away"),
+            ("runs/01-unpatched.seed-0.json", None, "holds the run shaw:4, seed 0, but its name is that of unpatched"),
+        ],
+        ids=["plan", "empty", "list", "fields", "swapped"],
+    )
+    def test_a_file_that_holds_something_else_is_named(self, file, holds, said, model, folder, capsys):
+        assert self.run(model, "--seeds", "0") == 0
+        if holds is None:
+            holds = (folder / "made/runs/02-shaw-4.seed-0.json").read_text(encoding="utf-8")
+        (folder / "made" / file).write_text(holds, encoding="utf-8")
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        assert self.run(model, "--seeds", "0") == 2
+        assert said in " ".join(capsys.readouterr().err.split())
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
     def test_a_number_that_is_none_is_kept_as_such(self, model, tmp_path):

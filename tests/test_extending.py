@@ -21,9 +21,11 @@ from torch import Tensor
 
 import hf_relpos
 from hf_relpos import RelPosConfig, RelPosConfigError, patch_model, patch_report, register_scheme
+from hf_relpos.calls import AttentionCall
 from hf_relpos.cards.card import model_card
 from hf_relpos.masks import AttentionMask
 from hf_relpos.schemes import SCHEMES, AttentionGeometry, Scheme, SchemeConfig
+from hf_relpos.terms import RelativeTerms
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "extending.md"
 
@@ -193,8 +195,16 @@ def frozen(config: type, **fields: Any) -> type:
         (frozen(scheme(), size=dataclasses.MISSING), "'size' without a default"),
         (frozen(scheme(), sizes=(1, 2)), r"'sizes' whose default \(1, 2\) is nothing that JSON can hold"),
         (frozen(scheme(start_fields=frozenset({"init"}))), r"'init' in `start_fields`"),
-        (frozen(scheme(parts=frozenset({"biass"}))), r"\['biass'\], but must have some of 'bias', 'branch'"),
+        (
+            frozen(scheme(parts=frozenset({"biass"}))),
+            r"\['biass'\], but must have a frozenset of some of 'bias', 'branch'",
+        ),
         (frozen(scheme(parts=frozenset())), r"the parts \[\]"),
+        (frozen(scheme(parts="bias")), "the parts 'bias', but must have a frozenset"),
+        (frozen(scheme(horizon="far")), "the horizon 'far', but it must be a distance"),
+        (frozen(scheme(horizon=-1)), "the horizon -1, but"),
+        (frozen(scheme(starts_exact="yes")), "has starts_exact='yes', but it must be True or False"),
+        (frozen(scheme(learns=1)), "has learns=1, but it must be True or False"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -220,10 +230,61 @@ def test_registering_again_and_reloading_are_harmless(monkeypatch: pytest.Monkey
         del SCHEMES["bare"]
 
 
+def giving(terms: Any = None, **buffers: bool) -> Scheme:
+    """A module that gives such terms, with buffers that are saved or not."""
+    module = type("Giving", (Scheme,), {"tables": lambda self, reach, like: terms})()
+    for name, saved in buffers.items():
+        module.register_buffer(name, torch.zeros(1), persistent=saved)
+    return module
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("module", "said", "words"),
+    [
+        (torch.nn.Linear(1, 1), {}, "builds a Linear, but must build a hf_relpos.schemes.Scheme"),
+        (None, {}, "builds a NoneType"),
+        (Bare(), {}, "gives none as tables, but its `parts` have 'bias'"),
+        (Bare(), {"learns": True}, "says learns=True, but its module has no parameters"),
+        (hf_relpos.T5Bias().build(AttentionGeometry(4, 8, False)), {}, "False, but its module has the parameters"),
+        (giving(RelativeTerms(bias=torch.zeros(1, 3)), slopes=False), {}, "keeps slopes in buffers that are not saved"),
+        (giving(torch.zeros(1, 3)), {}, "gives a Tensor as tables"),
+        (giving(RelativeTerms(bias=torch.zeros(3))), {}, r"'bias' the shape \[3\], but it must be \[4 or 1, 2k \+ 1\]"),
+        (giving(RelativeTerms(bias=torch.zeros(3, 3))), {}, r"the shape \[3, 3\]"),
+        (giving(RelativeTerms(bias=torch.zeros(1, 4))), {}, r"the shape \[1, 4\]"),
+        (
+            giving(RelativeTerms(key=torch.zeros(1, 3, 5))), {"parts": frozenset({"key"})},
+            r"the shape \[1, 3, 5\], but it must be \[4 or 1, 2k \+ 1, 8\]",
+        ),
+        (giving(RelativeTerms(bias=torch.zeros(1, 3))), {"parts": frozenset({"key"})}, "gives 'bias' as .* have 'key'"),
+        (giving(RelativeTerms()), {"parts": frozenset({"branch"})}, "gives no branch, but its `parts` are 'branch'"),
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_a_module_that_is_not_what_its_scheme_says_is_refused_before_the_model_is_touched(
+    module: Any, said: dict[str, Any], words: str
+):
+    config = frozen(scheme(build=lambda self, geometry: module, **said))()
+    model = tiny.build("bert", hidden_size=32, num_attention_heads=4)
+    before = tiny.snapshot(model)
+    with pytest.raises(RelPosConfigError, match=words):
+        patch_model(model, config)
+    tiny.assert_same(before, tiny.snapshot(model))
+
+
+@pytest.mark.core
+def test_what_is_saved_of_a_scheme_may_be_in_buffers():
+    module = giving(RelativeTerms(bias=torch.zeros(1, 3)), slopes=True)
+    patch_model(tiny.build("bert"), frozen(scheme(build=lambda self, geometry: module))())
+
+
 class Placed(Scheme):
     def __init__(self, geometry: AttentionGeometry) -> None:
         super().__init__()
         self.place = (geometry.layer, geometry.num_layers)
+
+    def beside(self, call: AttentionCall) -> Tensor:
+        return torch.zeros_like(call.query)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,6 +54,10 @@ def test_a_choice_that_there_is_not_is_told_of_the_option(option, given, capsys)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (
+            ["--scheme", "shaw:8:9"],
+            "--scheme shaw:8:9: '9' must be a whole number right after 'shaw', its clip distance",
+        ),
         (["--scheme", "shaw:far"], "--scheme shaw:far: 'far' must be a whole number"),
         (["--scheme", "shaw:4,size=3"], "Shaw has no field 'size'; it has 'max_distance'"),
         (["--scheme", "none:4"], "--scheme none:4: there is no scheme 'none'. Give one of shaw, "),
@@ -62,7 +66,7 @@ def test_a_choice_that_there_is_not_is_told_of_the_option(option, given, capsys)
         (["--scheme", "shaw", "--push-to-hub", "me/my/model"], "--push-to-hub me/my/model: that cannot be the id"),
         (["--scheme", "shaw", "--output-dir", "stock"], "--output-dir stock is there already, with files in it"),
     ],
-    ids=["distance", "field", "scheme", "zero", "layers", "repo", "output"],
+    ids=["twice", "distance", "field", "scheme", "zero", "layers", "repo", "output"],
 )
 def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(options, said, given, capsys):
     before = sorted(given.rglob("*"))

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from hf_relpos.comparing.errors import ComparisonError
 from hf_relpos.comparing.files import write_json
@@ -14,6 +15,7 @@ from hf_relpos.comparing.run import Result
 from hf_relpos.comparing.settings import Setting
 
 PLAN, RUNS, MODELS = "plan.json", "runs", "converted"
+_ANEW = "Take it away, and the run is done again; all others stay."
 
 
 class Folder:
@@ -42,7 +44,7 @@ class Folder:
                     f"{PLAN}). Give the name of a new folder."
                 )
             return
-        theirs, ours = json.loads(kept.read_text(encoding="utf-8")), self._plan.record()
+        theirs, ours = _read(kept, "Give the name of a new folder."), self._plan.record()
         differ = [name for name in ours if ours[name] != theirs.get(name)]
         if differ:
             raise ComparisonError(
@@ -57,12 +59,16 @@ class Folder:
             write_json(self.path / PLAN, self._plan.record())
 
     def results(self) -> dict[Job, Result]:
-        """What is finished, in the order of the plan."""
+        """What is finished, in the order of the plan.
+
+        Raises:
+            ComparisonError: names a file that holds something else.
+        """
         found = {}
         for job in self._plan.jobs:
             path = self._file_of(job)
             if path.exists():
-                found[job] = Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
+                found[job] = _result(path, job)
         return found
 
     def keep(self, job: Job, result: Result) -> None:
@@ -79,6 +85,31 @@ class Folder:
     def _name_of(self, setting: Setting) -> str:
         """Its number and its name, without what file systems do not take."""
         return f"{self._plan.settings.index(setting) + 1:02d}-{re.sub('[^A-Za-z0-9]+', '-', setting.name)}"
+
+
+def _read(path: Path, to_do: str) -> dict[str, Any]:
+    """The object that a file of JSON holds."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise ComparisonError(f"{path} is damaged: it holds no object of JSON. {to_do}")
+    return values
+
+
+def _result(path: Path, job: Job) -> Result:
+    """The result of a run, as it was kept."""
+    try:
+        result = Result.from_dict(_read(path, _ANEW))
+        result.numbers()
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ComparisonError(f"{path} is damaged: it holds no result of a run. {_ANEW}") from error
+    if (result.setting, result.seed) != (job.setting.name, job.seed):
+        raise ComparisonError(
+            f"{path} holds the run {result.setting}, seed {result.seed}, but its name is that of {job}. {_ANEW}"
+        )
+    return result
 
 
 def finished_runs(path: Path) -> int:

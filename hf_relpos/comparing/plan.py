@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -75,6 +76,18 @@ class Plan:
         """What is measured on."""
         return EncodedTexts(self.data.eval, self.tokenizer, self.budget.max_length)
 
+    @cached_property
+    def digest(self) -> str | None:
+        """Of the model's config and weights, where it is in a folder; None for one on the Hub."""
+        folder = Path(self.model)
+        if not folder.is_dir():
+            return None
+        whole = hashlib.sha256()
+        for path in sorted(path for kind in ("config.json", "*.safetensors", "*.bin") for path in folder.glob(kind)):
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+        return whole.hexdigest()
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON, texts included."""
         return {**asdict(self), "settings": [setting.to_dict() for setting in self.settings]}
@@ -96,11 +109,12 @@ class Plan:
         )
 
     def record(self) -> dict[str, Any]:
-        """What tells one plan from another, as JSON; of texts their number and a digest, of the model its name."""
+        """What tells one plan from another, as JSON; of texts and of a model in a folder there is a digest."""
         data = self.data
         texts = json.dumps([[(one.text, one.label) for one in part] for part in (data.train, data.eval)])
         return {
             "model": self.name,
+            "weights": self.digest,
             "task": self.task,
             "data": {
                 "name": data.name,

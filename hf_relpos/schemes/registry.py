@@ -67,9 +67,20 @@ def _field_misfit(config_class: type[SchemeConfig]) -> str | None:
     unknown = sorted(config_class.start_fields - {field.name for field in fields(config_class)})
     if unknown:
         return f"names {', '.join(map(repr, unknown))} in `start_fields`, but has no such field"
-    parts = config_class().parts
-    if not parts or not parts <= PARTS:
-        return f"has the parts {sorted(parts)}, but must have some of {', '.join(map(repr, sorted(PARTS)))}"
+    return _said_misfit(config_class())
+
+
+def _said_misfit(usual: SchemeConfig) -> str | None:
+    """The same for what a config says of itself."""
+    parts, horizon = usual.parts, usual.horizon
+    if not isinstance(parts, frozenset) or not parts or not parts <= PARTS:
+        shown = sorted(parts) if isinstance(parts, frozenset) else repr(parts)
+        return f"has the parts {shown}, but must have a frozenset of some of {', '.join(map(repr, sorted(PARTS)))}"
+    if not (horizon is None or (type(horizon) is int and horizon >= 0)):
+        return f"has the horizon {horizon!r}, but it must be a distance, a whole number of at least 0, or None"
+    for said in ("starts_exact", "learns"):
+        if not isinstance(getattr(usual, said), bool):
+            return f"has {said}={getattr(usual, said)!r}, but it must be True or False"
     return None
 
 

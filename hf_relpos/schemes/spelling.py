@@ -28,11 +28,11 @@ def parse(given: str) -> SchemeConfig:
         field, equals, value = setting.partition("=")
         if equals:
             fields[field] = _value(value)
-        elif setting.isdecimal():
+        elif setting.isdecimal() and not fields:
             fields["max_distance"] = int(setting)
         else:
             raise RelPosConfigError(
-                f"{setting!r} must be a whole number, the clip distance of {name!r}, or FIELD=VALUE."
+                f"{setting!r} must be a whole number right after {name!r}, its clip distance, or FIELD=VALUE."
             )
     scheme = SCHEMES[name]
     refuse_unknown(scheme.__name__, fields, scheme.names())
