@@ -8,7 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from hf_relpos.errors import TextsError
+
+logger = logging.get_logger(__name__)
 
 _ENDINGS = (".txt", ".text", ".md", ".csv", ".tsv", ".json", ".jsonl")
 
@@ -68,13 +72,21 @@ def _column(rows: Any, column: str) -> Iterator[Any]:
 
 def _paragraphs(path: Path) -> Iterator[str]:
     """The texts of a file, an empty line between two; line by line, as the file may be large."""
+    found, text = 0, ""
     try:
         with path.open(encoding="utf-8") as file:
             for blank, lines in itertools.groupby(file, key=lambda line: not line.strip()):
                 if not blank:
-                    yield "".join(lines)
+                    found, text = found + 1, "".join(lines)
+                    yield text
     except UnicodeDecodeError as error:
         raise TextsError(f"`texts` ({path}) cannot be read: it is not text in UTF-8 ({error.reason}).") from error
+    lines_read = len(text.splitlines())
+    if found == 1 and lines_read > 1:
+        logger.warning_once(
+            "hf_relpos: %s is read as one text of %d lines. Where each line is a text, put empty lines between them.",
+            path, lines_read,
+        )  # fmt: skip
 
 
 def is_missing_file(name: str) -> bool:

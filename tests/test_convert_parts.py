@@ -46,6 +46,14 @@ def test_all_sources_give_the_same_documents(tmp_path):
     assert ids(table, column="body") == EXPECTED[::-1]
 
 
+def test_a_file_of_lines_is_one_text_and_is_said_to_be(tmp_path, caplog):
+    for number, (text, said) in enumerate({"w1 w2\nw3\n": True, "w1 w2 w3\n": False, "w1\n\nw2\nw3": False}.items()):
+        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
+        caplog.clear()
+        ids(tmp_path / f"{number}.txt")
+        assert (f"{number}.txt is read as one text of 2 lines" in caplog.text) == said
+
+
 def test_no_more_is_read_than_is_needed():
     def endless():
         while True:
