@@ -50,9 +50,9 @@ LLAMA = Family(
 
 @pytest.fixture
 def register():
-    """``register_family``, undone after the test."""
+    """``register_family`` for a spec of the test's own, undone after it: classes are made once for each spec."""
     before = dict(FAMILIES)
-    yield register_family
+    yield lambda family: register_family(dataclasses.replace(family))
     FAMILIES.clear()
     FAMILIES.update(before)
 
