@@ -284,7 +284,7 @@ LIMITS = """
 - **Causal attention forward alone, at 2,048 tokens and more.** Four fifths of the time are matrix products, the same
   ones that PyTorch's own operator takes from the same library, and it skips what is hidden as well: there is no tenth
   left to win. Tried and no faster: blocks of 96, 128 and 192 queries, of 256 and 1,024 keys; the numbers that a row
-  gets left and right of the band in a register in place of a row. With the backward pass ours is the faster one.
+  gets left and right of the band in a register in place of a row. With the backward pass ours is as fast or faster.
 - **Vectors at 128 tokens.** A table of 2k + 1 vectors on the query and one on the value are seven matrix products
   beside attention's seven, each (2k + 1) / 128 of one of those: with k = 32 half of the work again, by the same
   library. With k = 16 attention's own products take most of the time, those with tables come next, before the rows of

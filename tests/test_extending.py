@@ -25,6 +25,7 @@ from hf_relpos.calls import AttentionCall
 from hf_relpos.cards.card import model_card
 from hf_relpos.masks import AttentionMask
 from hf_relpos.schemes import SCHEMES, AttentionGeometry, Scheme, SchemeConfig
+from hf_relpos.schemes.trial import built
 from hf_relpos.terms import RelativeTerms
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -270,6 +271,17 @@ def test_a_module_that_is_not_what_its_scheme_says_is_refused_before_the_model_i
     with pytest.raises(RelPosConfigError, match=words):
         patch_model(model, config)
     tiny.assert_same(before, tiny.snapshot(model))
+
+
+@pytest.mark.core
+def test_nothing_is_tried_where_there_are_no_values():
+    module = type("Reading", (Scheme,), {"tables": lambda self, reach, like: RelativeTerms(bias=float(like.sum()))})()
+    with torch.device("meta"):
+        assert built(frozen(scheme(build=lambda self, geometry: module))(), AttentionGeometry(4, 8, False)) is module
+    placeholder = giving()
+    placeholder.table = torch.nn.Parameter(torch.empty(0))
+    config = frozen(scheme(build=lambda self, geometry: placeholder, learns=True))()
+    assert built(config, AttentionGeometry(4, 8, False)) is placeholder
 
 
 @pytest.mark.core

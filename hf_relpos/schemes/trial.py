@@ -19,7 +19,8 @@ LENGTH = 3  # of the call
 def built(config: SchemeConfig, geometry: AttentionGeometry) -> Scheme:
     """The module of a scheme for one attention layer, if it is one, and does what the config says.
 
-    Parameters on the meta device have no values to try it with; a model that is loaded was patched before.
+    On the meta device, and where parameters are placeholders of what is spread over processes, there are no values to
+    try it with; a model that is loaded was patched before.
 
     Raises:
         RelPosConfigError: for what is none, or does something else; says what it must be. Also what ``build`` refuses.
@@ -45,9 +46,9 @@ def _misfit(config: SchemeConfig, module: object, geometry: AttentionGeometry) -
             f"keeps {', '.join(lost)} in buffers that are not saved (persistent=False), which hold anything after a "
             "model is loaded. Compute them where they are used, or save them"
         )
-    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
-        return None
     states = torch.zeros(1, geometry.num_heads, LENGTH, geometry.head_dim)
+    if any(tensor.is_meta or not tensor.numel() for tensor in (states, *module.parameters(), *module.buffers())):
+        return None
     mask = AttentionMask(LENGTH, LENGTH, causal=geometry.causal)
     with torch.no_grad():
         made = module(AttentionCall(states, states, states, mask))
