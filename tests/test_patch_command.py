@@ -61,12 +61,16 @@ def test_a_choice_that_there_is_not_is_told_of_the_option(option, given, capsys)
         (["--scheme", "shaw:far"], "--scheme shaw:far: 'far' must be a whole number"),
         (["--scheme", "shaw:4,size=3"], "Shaw has no field 'size'; it has 'max_distance'"),
         (["--scheme", "none:4"], "--scheme none:4: there is no scheme 'none'. Give one of shaw, "),
+        (
+            ["--scheme", f"clipped:{10**20}"],
+            f"`max_distance` is {10**20}, but must be a whole number from 1 to 1048576",
+        ),
         (["--scheme", "shaw:0"], "--scheme shaw:0: Shaw: `max_distance` is 0, but must be"),
         (["--scheme", "shaw", "--layers", "7"], "`layers` names [7], but BertForMaskedLM has the layers 0 to 1"),
         (["--scheme", "shaw", "--push-to-hub", "me/my/model"], "--push-to-hub me/my/model: that cannot be the id"),
         (["--scheme", "shaw", "--output-dir", "stock"], "--output-dir stock is there already, with files in it"),
     ],
-    ids=["twice", "distance", "field", "scheme", "zero", "layers", "repo", "output"],
+    ids=["twice", "distance", "field", "scheme", "huge", "zero", "layers", "repo", "output"],
 )
 def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(options, said, given, capsys):
     before = sorted(given.rglob("*"))

@@ -15,6 +15,7 @@ from hf_relpos.errors import RelPosConfigError, refuse_unknown, wrong_value
 from hf_relpos.terms import RelativeTerms
 
 INITS = ("zeros", "trunc_normal")
+MOST = 2**20  # offsets, buckets, ...: beyond the length of any text, and what a table can have memory for
 
 # What a scheme can contribute: a table of one of four kinds, a rotation, a branch.
 TABLES = frozenset({"bias", "query", "key", "value"})
@@ -164,6 +165,8 @@ class SchemeConfig(ABC):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise self._wrong(name, "a whole number of at least 1")
+            if value > MOST:
+                raise self._wrong(name, f"a whole number from 1 to {MOST}")
 
     def _check_bool(self, *names: str) -> None:
         for name in names:
