@@ -145,6 +145,7 @@ def test_class_that_is_not_there_is_named_with_the_place_and_what_is_there(chang
         ({"head_dim": "is_causal"}, ("`head_dim`", "True", "whole number")),
         ({"head_dim": lambda attention: 0}, ("`head_dim`", "is 0", "whole number")),
         ({"causal": "causal"}, ("`causal`", "LlamaAttention", "'causal'")),
+        ({"num_heads": lambda attention: attention.heads}, ("`num_heads`", "LlamaAttention", "'heads'")),
     ],
 )
 def test_attribute_that_is_not_there_is_named_with_what_is_there_and_nothing_is_patched(register, change, words):
@@ -196,6 +197,50 @@ def test_table_that_somebody_has_replaced_by_something_else_is_named(native):
     patch_model(model, RelPosConfig("shaw", native="keep"))
 
 
+@pytest.mark.parametrize("native", ["gate", "drop"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"first": "off"}, ("`first`", "'off'", "no attribute")),
+        ({"first": lambda table: table.off}, ("`first`", "no attribute 'off'")),
+        ({"first": 64}, ("`first`", "64", "0 to 17")),
+        ({"first": True}, ("`first`", "True")),
+        ({"length": "positions"}, ("`length`", "'positions'", "OPTConfig")),
+        ({"length": "activation_function"}, ("`length`", "'relu'", "whole number")),
+    ],
+)
+def test_what_a_spec_says_of_a_table_is_compared_with_it_before_the_first_change(register, native, change, words):
+    table = AbsoluteEmbedding("OPTDecoder", "embed_positions", first="offset")
+    register(
+        Family(
+            package="opt",
+            config="OPTConfig",
+            attention="OPTAttention",
+            num_heads="num_heads",
+            head_dim="head_dim",
+            causal="is_causal",
+            natives=(dataclasses.replace(table, **change),),
+        )
+    )
+    sizes = {"hidden_size": 8, "word_embed_proj_dim": 8, "ffn_dim": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.OPTModel(transformers.OPTConfig(**sizes, vocab_size=9, max_position_embeddings=16))
+    before = tiny.snapshot(model)
+    with pytest.raises(FamilyError) as caught:
+        patch_model(model, RelPosConfig("shaw", native=native))
+    for word in ("OPTDecoder.embed_positions", *words):
+        assert word in str(caught.value)
+    assert_same(before, tiny.snapshot(model))
+
+
+@pytest.mark.parametrize("native", ["gate", "drop"])
+def test_flag_that_is_not_there_is_named_with_what_is(register, native):
+    register(dataclasses.replace(LLAMA, natives=(ScoreBias("LlamaAttention", "q_proj", "has_bias"),)))
+    model = llama()
+    model.model.layers[0].self_attn.q_proj = nn.Embedding(2, 2)
+    with pytest.raises(FamilyError, match=r"LlamaAttention\.q_proj.*'has_bias' for their `flag`.*layer_idx"):
+        patch_model(model, RelPosConfig("t5", native=native))
+
+
 # What is registered
 
 
@@ -212,6 +257,8 @@ def test_table_that_somebody_has_replaced_by_something_else_is_named(native):
         ({"config": dict}, ("`config`", "config class")),
         ({"num_heads": 3}, ("`num_heads`", "3", "path of attributes")),
         ({"natives": ("wpe",)}, ("`natives`", "wpe")),
+        ({"natives": RotaryPositions()}, ("`natives`", "a tuple")),
+        ({"overrides": ["LlamaModel"]}, ("`overrides`", "LlamaModel")),
         ({"overrides": {"LlamaModel": "Mixin"}}, ("`overrides`", "Mixin")),
         ({"package": ""}, ("`package`",)),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from hf_relpos.errors import FamilyError, NothingPatchedError
-from hf_relpos.families.native import NativePositions, NativeTable
+from hf_relpos.families.native import NativePositions, NativeTable, attributes
 from hf_relpos.names import CLASS_PREFIX
 from hf_relpos.schemes import AttentionGeometry
 
@@ -117,9 +117,10 @@ class Family:
         for what in ("num_heads", "head_dim", "causal"):
             if not (isinstance(getattr(self, what), str) or callable(getattr(self, what))):
                 raise self._wrong(what, getattr(self, what), "a path of attributes, or a function of the module")
-        if not all(isinstance(native, NativePositions) for native in self.natives):
+        if not isinstance(self.natives, tuple) or not all(isinstance(each, NativePositions) for each in self.natives):
             raise self._wrong("natives", self.natives, "a tuple of native positions, as in hf_relpos.families")
-        if not all(isinstance(mixin, type) for mixin in self.overrides.values()):
+        overrides = self.overrides
+        if not isinstance(overrides, Mapping) or not all(isinstance(mixin, type) for mixin in overrides.values()):
             raise self._wrong("overrides", self.overrides, "a mixin class for each class name")
         self.config_class  # noqa: B018
 
@@ -171,11 +172,14 @@ class Family:
         """The native tables that are to be changed for ``native=choice``, with the modules they are in.
 
         Raises:
+            FamilyError: if what the spec says of a table is not so.
             NothingPatchedError: if there is nothing in the model that could become what was chosen. The model may have
                 been changed already: then there is nothing to do.
         """
         tables = list(self.native_tables(model))
         stock = [(native, owner) for _, native, owner in tables if native.is_stock(owner)]
+        for native, owner in stock:
+            native.check(owner)
         if choice != "keep":
             self._check_choice(model, choice, tables)
         return stock
@@ -219,14 +223,19 @@ class Family:
         """What the spec says about an attention module, looked up on it."""
         given = getattr(self, what)
         if callable(given):
-            return given(attention)
+            try:
+                return given(attention)
+            except Exception as error:
+                raise FamilyError(
+                    f"The family {self.package!r} has a function for `{what}` that failed on "
+                    f"{type(attention).__name__}: {type(error).__name__}: {error}."
+                ) from error
         value: Any = attention
         for name in given.split("."):
             if not hasattr(value, name):
-                there = sorted(known for known in vars(value) if not known.startswith("_"))
                 raise FamilyError(
                     f"The family {self.package!r} says {given!r} for `{what}`, but {type(value).__name__} has no "
-                    f"attribute {name!r}; it has {', '.join(there)}. Give the right path (with dots), or a function of "
+                    f"attribute {name!r}; it has {', '.join(attributes(value))}. Give the right path (with dots), or a function of "
                     f"the {type(attention).__name__}."
                 )
             value = getattr(value, name)

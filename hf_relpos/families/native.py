@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from hf_relpos.errors import FamilyError
 from hf_relpos.families.tables import DroppedTable, GatedTable, NativeGate, gated_class
 
 # Marks a module whose native tables were dropped. Holds each by its name, in a dict, so that PyTorch does not take it
@@ -67,6 +68,13 @@ class NativeTable(NativePositions):
         """
         owner_class = getattr(modeling, self.owner)
         return ((path, module) for path, module in model.named_modules() if isinstance(module, owner_class))
+
+    def check(self, owner: nn.Module) -> None:  # noqa: B027, most say nothing that could be wrong
+        """Compare what is said of a stock table with it.
+
+        Raises:
+            FamilyError: names what is wrong.
+        """
 
     def table_of(self, owner: nn.Module) -> nn.Module | None:
         """What an owner has for its table, which may be ours, or one that an adapter has wrapped."""
@@ -165,8 +173,15 @@ class AbsoluteEmbedding(NativeTable):
     bounded = True
 
     def trained_length(self, config: Any) -> int:
-        """How many positions a model with a config has."""
-        return self.length(config) if callable(self.length) else getattr(config, self.length)
+        """How many positions a model with a config has.
+
+        Raises:
+            FamilyError: if it is no such number.
+        """
+        length = self._value("length", config)
+        if not _is_whole(length) or length < 1:
+            raise self._wrong("length", config, f"is {length!r}, which must be a whole number of at least 1")
+        return length
 
     def rows(self, owner: nn.Module) -> Tensor | None:
         """What a model adds for each position, ``[positions, dim]``: a gated table times its gate; None if dropped."""
@@ -185,10 +200,35 @@ class AbsoluteEmbedding(NativeTable):
         if choice != "drop" and first:
             table.relpos_first = first
 
-    def _first(self, table: nn.Embedding) -> int:
-        if callable(self.first):
-            return self.first(table)
-        return getattr(table, self.first) if isinstance(self.first, str) else self.first
+    def check(self, owner: nn.Module) -> None:
+        """Compare the first row with the table.
+
+        Raises:
+            FamilyError: if the table has no such row.
+        """
+        self._first(self.table_of(owner))
+
+    def _first(self, table: Any) -> int:
+        first = self.first if isinstance(self.first, int) else self._value("first", table)
+        if not _is_whole(first) or not 0 <= first < table.num_embeddings:
+            rows = f"a row of the table, 0 to {table.num_embeddings - 1}"
+            raise self._wrong("first", table, f"is {first!r}, which must be {rows}")
+        return first
+
+    def _value(self, what: str, of: Any) -> Any:
+        """What is said about a table or a config, looked up on it."""
+        given = getattr(self, what)
+        try:
+            return given(of) if callable(given) else getattr(of, given)
+        except Exception as error:
+            raise self._wrong(what, of, f"could not be found: {type(error).__name__}: {error}") from error
+
+    def _wrong(self, what: str, of: Any, said: str) -> FamilyError:
+        return FamilyError(
+            f"The family's native positions {self.owner}.{self.table} have {getattr(self, what)!r} for their "
+            f"`{what}`, which, asked of {type(of).__name__}, {said}. Give a number, the name of an attribute, or a "
+            "function."
+        )
 
     def _drop(self, owner: nn.Module) -> None:
         setattr(owner, self.table, DroppedTable())
@@ -207,6 +247,18 @@ class ScoreBias(NativeTable):
     words = "the bias it was pretrained with"
     bounded = False
 
+    def check(self, owner: nn.Module) -> None:
+        """Look for the flag, without which a dropped table would be looked up all the same.
+
+        Raises:
+            FamilyError: if the owner has no such attribute.
+        """
+        if not hasattr(owner, self.flag):
+            raise FamilyError(
+                f"The family's native positions {self.owner}.{self.table} have {self.flag!r} for their `flag`, but "
+                f"{type(owner).__name__} has no such attribute; it has {', '.join(attributes(owner))}."
+            )
+
     def _drop(self, owner: nn.Module) -> None:
         delattr(owner, self.table)
         setattr(owner, self.flag, False)
@@ -214,3 +266,12 @@ class ScoreBias(NativeTable):
     def _put_back(self, owner: nn.Module, table: nn.Module) -> None:
         super()._put_back(owner, table)
         setattr(owner, self.flag, True)
+
+
+def attributes(value: object) -> list[str]:
+    """The public attributes that something has itself, for messages."""
+    return sorted(name for name in vars(value) if not name.startswith("_"))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
