@@ -235,8 +235,8 @@ class Family:
             if not hasattr(value, name):
                 raise FamilyError(
                     f"The family {self.package!r} says {given!r} for `{what}`, but {type(value).__name__} has no "
-                    f"attribute {name!r}; it has {', '.join(attributes(value))}. Give the right path (with dots), or a function of "
-                    f"the {type(attention).__name__}."
+                    f"attribute {name!r}; it has {', '.join(attributes(value))}. Give the right path (with dots), or a "
+                    f"function of the {type(attention).__name__}."
                 )
             value = getattr(value, name)
         return value

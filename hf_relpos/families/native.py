@@ -69,7 +69,7 @@ class NativeTable(NativePositions):
         owner_class = getattr(modeling, self.owner)
         return ((path, module) for path, module in model.named_modules() if isinstance(module, owner_class))
 
-    def check(self, owner: nn.Module) -> None:  # noqa: B027, most say nothing that could be wrong
+    def check(self, owner: nn.Module) -> None:
         """Compare what is said of a stock table with it.
 
         Raises:
