@@ -198,15 +198,32 @@ class TestFolder:
 
     @pytest.mark.parametrize(
         ("more", "differs"),
-        [("--steps 3", "budget"), ("--seeds 0", "seeds"), ("--settings t5", "settings"), ("--limit 4", "data")],
+        [
+            ("--steps 3", "--steps was 2 and is 3; "),
+            ("--seeds 0", "--seeds was [0, 1] and is [0]."),
+            ("--settings t5", "--settings was ['unpatched', 'shaw:4'] and is ['t5']."),
+            ("--limit 4", "number of texts to learn from (--limit) was 24 and is 4; digest of the texts was "),
+            ("--learning-rate 1e-3", "--learning-rate was 0.0001 and is 0.001."),
+        ],
     )
     def test_another_plan_is_refused_there(self, more, differs, model, folder, monkeypatch, capsys):
         monkeypatch.setattr(comparing, "run_here", interrupted)
         assert self.run(model) == 130
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         assert self.run(model, *more.split()) == 2
-        assert f"a comparison with another plan was begun: {differs} differ" in capsys.readouterr().err
+        assert f"made a comparison with another plan was begun: {differs}" in capsys.readouterr().err
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+    def test_the_function_says_what_differs_by_its_arguments(self, model, tmp_path, monkeypatch):
+        """Of settings by names of one's own, what differs in the one that does."""
+        monkeypatch.setattr(comparing, "run_here", interrupted)
+        ours = {"plain": None, "ours": RelPosConfig("shaw", gate="head")}
+        with pytest.raises(KeyboardInterrupt):
+            compare(model, ROWS, settings=ours, output_dir=tmp_path / "made", **FEW)
+        ours["ours"] = RelPosConfig("shaw", gate="token")
+        said = "made a comparison with another plan was begun: settings.ours.relpos.gate was 'head' and is 'token'; "
+        with pytest.raises(ComparisonError, match=re.escape(f"{said}`batch_size` was 8 and is 4.")):
+            compare(model, ROWS, settings=ours, output_dir=tmp_path / "made", **FEW, batch_size=4)
 
     def test_another_model_of_the_same_name_is_refused_there(self, model, folder, monkeypatch, capsys):
         monkeypatch.setattr(comparing, "run_here", interrupted)
@@ -216,7 +233,8 @@ class TestFolder:
         next(iter(changed.values())).add_(1)
         save_file(changed, other / "model.safetensors", {"format": "pt"})
         assert self.run(other) == 2
-        assert "a comparison with another plan was begun: weights differ" in capsys.readouterr().err
+        said = r"a comparison with another plan was begun: digest of the model's files was \w{8} and is \w{8}\."
+        assert re.search(said, capsys.readouterr().err)
 
     @pytest.mark.parametrize(
         ("file", "holds", "said"),
@@ -441,21 +459,23 @@ class TestTexts:
     ("options", "said"),
     [
         ("--settings shawn", "The setting 'shawn' is none"),
-        ("--max-length 17", "`max_length` is 17, but"),
-        ("--seeds 1 1", "`seeds` is [1, 1], but must be different"),
-        ("--epochs 0", "`epochs` is 0.0, but must be a number above 0"),
-        ("--learning-rate nan", "`learning_rate` is nan, but must be a number above 0"),
-        ("--conversion-steps 9 9", "`conversion_steps` is [9, 9], but no setting is `converted`"),
-        ("--settings converted --conversion-steps 0 0", "`conversion_steps` is [0, 0], but must be two whole"),
+        ("--max-length 17", "--max-length is 17, but"),
+        ("--seeds 1 1", "--seeds is [1, 1], but must be different"),
+        ("--epochs 0", "--epochs is 0.0, but must be a number above 0"),
+        ("--learning-rate nan", "--learning-rate is nan, but must be a number above 0"),
+        ("--conversion-steps 9 9", "--conversion-steps is [9, 9], but no setting is `converted`"),
+        ("--settings converted --conversion-steps 0 0", "--conversion-steps is [0, 0], but must be two whole"),
         ("--text-column body", "has the columns 'text', 'label', but not 'body'"),
         ("--eval-texts nowhere.csv", "--eval-texts nowhere.csv does not exist"),
         ("--texts texts.txt", "--texts texts.txt is no table, so it has no labels"),
         ("--task distance --label-column kind", "--label-column: --task distance has no labels"),
+        ("--texts one.csv", "if nothing else is given. Give --eval-texts, or more texts."),
         ("--output-dir .", "is there already, with files in it, and no comparison was begun there"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(options, said, model, folder, capsys):
     (folder / "texts.txt").write_text("w1 w2", encoding="utf-8")
+    (folder / "one.csv").write_text("text,label\nw1,up\nw2,down\n", encoding="utf-8")
     before = sorted(folder.rglob("*"))
     given = ["compare", str(model), "--texts", "rows.csv", "--max-length", "12", "--output-dir", "made"]
     assert main([*given, *options.split()]) == 2

@@ -173,7 +173,7 @@ def test_a_full_disk_while_training_is_told_and_leaves_no_folder(error, given, m
         ({"source": "other.jsonl", "model": "nothing"}, "--texts other.jsonl has no column 'text', but 'body'. Name"),
         ({"more": ["--text-column", "body"]}, "--text-column body names a column of a table, but --texts texts.txt is"),
         ({"more": ["--steps", "0", "0"]}, "--steps 0 0 teaches nothing"),
-        ({"more": ["--target", "2"]}, "hf-relpos convert: error: `target` is 2.0, but must be"),
+        ({"more": ["--target", "2"]}, "hf-relpos convert: error: --target is 2.0, but must be"),
         ({"more": ["--resume"]}, "--resume: there is nothing to go on with. No conversion into --output-dir made was"),
         ({"more": ["--resume"], "output": "finished"}, "the conversion into --output-dir finished is finished"),
         ({"source": "empty.txt"}, "There is no text in it"),

@@ -79,7 +79,7 @@ def test_a_folder_of_another_conversion_is_refused_and_left_alone(tmp_path, monk
     before = sorted(path.name for path in tmp_path.rglob("*"))
     with pytest.raises(ConversionError, match=r"a conversion was begun already\. Go on with it by resume=True"):
         converted(build("bert"), output_dir=tmp_path, **STEPS)
-    with pytest.raises(ConversionError, match=r"other settings was begun: seed was 0 and is 1\. Give those"):
+    with pytest.raises(ConversionError, match=r"other settings was begun: `seed` was 0 and is 1\. Give those"):
         converted(build("bert"), output_dir=tmp_path, resume=True, seed=1, **STEPS)
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 

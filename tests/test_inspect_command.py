@@ -126,7 +126,7 @@ def test_a_tokenizer_is_only_needed_to_read_texts(given, capsys):
         ("nothing", "MODEL nothing cannot be loaded"),
         ("stock --output-dir made", "BertForMaskedLM is not patched. Patch it with"),
         ("model --texts nowhere.txt", "--texts nowhere.txt does not exist"),
-        ("model --texts texts.txt --max-length 99 --output-dir made", "`length` is 99, but must be"),
+        ("model --texts texts.txt --max-length 99 --output-dir made", "--max-length is 99, but must be"),
         ("model --output-dir stock", "--output-dir stock is there already, with files in it"),
     ],
     ids=["model", "stock", "texts", "length", "output"],

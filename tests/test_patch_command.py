@@ -66,7 +66,7 @@ def test_a_choice_that_there_is_not_is_told_of_the_option(option, given, capsys)
             f"`max_distance` is {10**20}, but must be a whole number from 1 to 1048576",
         ),
         (["--scheme", "shaw:0"], "--scheme shaw:0: Shaw: `max_distance` is 0, but must be"),
-        (["--scheme", "shaw", "--layers", "7"], "`layers` names [7], but BertForMaskedLM has the layers 0 to 1"),
+        (["--scheme", "shaw", "--layers", "7"], "--layers names [7], but BertForMaskedLM has the layers 0 to 1"),
         (["--scheme", "shaw", "--push-to-hub", "me/my/model"], "--push-to-hub me/my/model: that cannot be the id"),
         (["--scheme", "shaw", "--output-dir", "stock"], "--output-dir stock is there already, with files in it"),
     ],

@@ -215,7 +215,7 @@ def test_json_is_all_that_is_printed(given, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("stock --task poetry --texts short.txt", "`task` is 'poetry'"),
+        ("stock --task poetry --texts short.txt", "--task is 'poetry'"),
         ("nothing --task embedding --texts short.txt", "MODEL nothing cannot be loaded"),
         ("stock --task embedding --texts nowhere.csv", "--texts nowhere.csv does not exist"),
     ],

@@ -47,4 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     from hf_relpos.cli.errors import exit_status
 
-    return exit_status(f"hf-relpos {args.command}", lambda: args.run(args))
+    return exit_status(f"hf-relpos {args.command}", lambda: args.run(args), _options(args))
+
+
+def _options(args: argparse.Namespace) -> dict[str, str]:
+    """What the command has as options, and by which names; `called` has those of other names than the arguments'."""
+    given = {name: f"--{name.replace('_', '-')}" for name in vars(args)}
+    return {**given, **getattr(args, "called", {})}

@@ -29,6 +29,11 @@ examples:
   hf-relpos compare --task distance --max-length 64 --settings unpatched shaw:16 drop --output-dir apart
 """
 
+# What has another name than the argument of `hf_relpos.compare`, for errors.
+CALLED = {
+    "model": "MODEL", "train": "--texts", "evaluation": "--eval-texts", "memory": "measuring memory, as sweep does,",
+}  # fmt: skip
+
 # The choices of `hf_relpos.compare` that are options. What is not given is left to it.
 CHOICES = (
     "task", "seeds", "steps", "epochs", "max_length", "batch_size", "learning_rate", "added_learning_rate", "limit",
@@ -50,7 +55,7 @@ def add_command(commands: Any) -> None:
         "--settings", nargs="+", metavar="SETTING",
         help="what is compared (unpatched shaw:8 shaw:16 t5 alibi gate drop)",
     )  # fmt: skip
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, called=CALLED)
 
 
 def add_common(parser: Any) -> None:

@@ -62,7 +62,7 @@ def add_command(commands: Any) -> None:
         help="steps between two checkpoints, for --resume; they go when the result is there (%(default)s)",
     )  # fmt: skip
     training.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, called={"model": "MODEL", "relpos": "what --scheme and --gate say"})
 
 
 def _run(args: argparse.Namespace) -> None:

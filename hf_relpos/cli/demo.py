@@ -78,7 +78,7 @@ def _run(
         max_length=args.max_length,
     )
     with loading("--model", source):
-        tokenizer = load_tokenizer(source, budget.max_length, bounded=relpos.native != "drop", option="--max-length")
+        tokenizer = load_tokenizer(source, budget.max_length, bounded=relpos.native != "drop")
     train = EncodedTexts(news.train, tokenizer, budget.max_length)
     evaluation = EncodedTexts(news.eval, tokenizer, budget.max_length)
     eval_texts = [example.text for example in news.eval]

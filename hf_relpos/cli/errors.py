@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hf_relpos.errors import RelPosError
@@ -21,7 +22,7 @@ class CheckFailed(RelPosError):
     """The command ran, and what it promised does not hold."""
 
 
-def exit_status(program: str, run: Callable[[], Any]) -> int:
+def exit_status(program: str, run: Callable[[], Any], options: Mapping[str, str] | None = None) -> int:
     """Run a program's function; what it raises on purpose, and Ctrl-C, become a line and an exit status.
 
     A function that leaves something behind when it is interrupted raises the ``KeyboardInterrupt`` again, with words.
@@ -29,6 +30,8 @@ def exit_status(program: str, run: Callable[[], Any]) -> int:
     Args:
         program: What the line begins with.
         run: The function.
+        options: What the user gives by options: the name that an argument of Python has, to that of the option. Errors
+            of functions have the one, in backticks; the line has the other.
 
     Returns:
         0, 1 if a check failed, 2 if the program could not do what it was asked to, 130 if it was interrupted.
@@ -39,7 +42,8 @@ def exit_status(program: str, run: Callable[[], Any]) -> int:
     except CheckFailed as error:
         status, said = 1, f"CHECK FAILED: {error}"
     except RelPosError as error:
-        status, said = 2, f"error: {error}"
+        named = re.sub(r"`(\w+)`", lambda name: (options or {}).get(name[1], name[0]), str(error))
+        status, said = 2, f"error: {named}"
     except KeyboardInterrupt as stop:
         status, said = INTERRUPTED, f"interrupted. {stop}".rstrip()
     # Progress bars write a last time when they go, with the frames that the error held: before the line, not after it.

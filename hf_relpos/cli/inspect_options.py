@@ -44,7 +44,7 @@ def add_command(commands: Any) -> None:
         "--max-length", type=positive, metavar="N",
         help="tokens after which a text is cut off (256, or what the model can read)",
     )  # fmt: skip
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, called={"length": "--max-length"})
 
 
 def _run(args: argparse.Namespace) -> None:

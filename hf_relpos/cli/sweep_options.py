@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hf_relpos.cli.compare_options import add_common
+from hf_relpos.cli.compare_options import CALLED, add_common
 from hf_relpos.cli.demo_options import positive
 
 DESCRIPTION = """
@@ -36,7 +36,7 @@ def add_command(commands: Any) -> None:
         help="as a setting of compare, without its clip distance (shaw)",
     )
     parser.add_argument("--distances", nargs="+", type=positive, metavar="K", help="its clip distances (4 8 16 32)")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, called=CALLED)
 
 
 def _run(args: argparse.Namespace) -> None:

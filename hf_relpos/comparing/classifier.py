@@ -20,16 +20,13 @@ from transformers.utils import logging as transformers_logging
 from hf_relpos.comparing.errors import ComparisonError
 
 
-def load_tokenizer(
-    source: str, max_length: int, bounded: bool, option: str = "`max_length`"
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str, max_length: int, bounded: bool) -> PreTrainedTokenizerBase:
     """The tokenizer, able to pad.
 
     Args:
         source: A folder, or an id on the Hub.
         max_length: The tokens after which texts will be cut off.
         bounded: Whether the model keeps the positions that bound what it can read.
-        option: What the user knows `max_length` by.
 
     Raises:
         ComparisonError: If it cannot pad, or if texts of that length do not fit.
@@ -44,13 +41,13 @@ def load_tokenizer(
     special = tokenizer.num_special_tokens_to_add()
     if max_length <= special:
         raise ComparisonError(
-            f"{option} is {max_length}, but {source} adds {special} tokens to every text. Give {option} {special + 1} "
-            "or more."
+            f"`max_length` is {max_length}, but {source} adds {special} tokens to every text. Give {special + 1} or "
+            "more."
         )
     if bounded and max_length > tokenizer.model_max_length:
         raise ComparisonError(
-            f"{option} is {max_length}, but {source} was trained with at most {tokenizer.model_max_length} tokens. "
-            f"Give {option} {tokenizer.model_max_length} or less, or drop the positions it was trained with."
+            f"`max_length` is {max_length}, but {source} was trained with at most {tokenizer.model_max_length} tokens. "
+            f"Give {tokenizer.model_max_length} or less, or drop the positions it was trained with."
         )
     return tokenizer
 

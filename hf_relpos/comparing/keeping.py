@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hf_relpos.comparing.differences import differences
 from hf_relpos.comparing.errors import ComparisonError
 from hf_relpos.comparing.files import write_json
 from hf_relpos.comparing.plan import Job, Plan
@@ -40,16 +41,15 @@ class Folder:
         if not kept.is_file():
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise ComparisonError(
-                    f"{self.path} is there already, with files in it, and no comparison was begun there (it has no "
-                    f"{PLAN}). Give the name of a new folder."
+                    f"`output_dir` {self.path} is there already, with files in it, and no comparison was begun there "
+                    f"(it has no {PLAN}). Give the name of a new folder."
                 )
             return
-        theirs, ours = _read(kept, "Give the name of a new folder."), self._plan.record()
-        differ = [name for name in ours if ours[name] != theirs.get(name)]
+        differ = differences(_read(kept, "Give the name of a new folder."), self._plan.record())
         if differ:
             raise ComparisonError(
-                f"In {self.path} a comparison with another plan was begun: {', '.join(differ)} differ (see "
-                f"{kept}). Give what it was begun with to go on with it, or the name of a new folder."
+                f"In `output_dir` {self.path} a comparison with another plan was begun: {'; '.join(differ)}. Give what "
+                "it was begun with to go on with it, or the name of a new folder."
             )
 
     def open(self) -> None:

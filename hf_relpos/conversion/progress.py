@@ -43,7 +43,7 @@ def check_folder(folder: Path | None, settings: Mapping[str, Any], resume: bool)
     theirs = json.loads(record.read_text(encoding="utf-8"))
     differ = [name for name in settings if settings[name] != theirs.get(name)]
     if differ:
-        told = "; ".join(f"{name} was {theirs.get(name)!r} and is {settings[name]!r}" for name in differ)
+        told = "; ".join(f"`{name}` was {theirs.get(name)!r} and is {settings[name]!r}" for name in differ)
         raise ConversionError(
             f"In `output_dir`, {folder}, a conversion with other settings was begun: {told}. Give those to go "
             "on with it, or another folder."
