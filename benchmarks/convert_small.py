@@ -35,7 +35,7 @@ ORIGINAL, DROPPED, CONVERTED = "original", "positions dropped", "converted"
 LENGTHS = (256, 512, 1024)
 HELD_OUT = 32_768  # tokens
 TRAINING_STEPS = 1000  # of the originals
-STEPS = (100, 400)  # of the conversion: tables alone, then everything
+STEPS = (200, 800)  # of the conversion: tables alone, then everything
 CHOICES = RelPosConfig(schemes=[ClippedBias(128), Shaw(16)], native="drop")
 MOST = 1.02
 

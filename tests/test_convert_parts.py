@@ -12,7 +12,7 @@ from tiny import build
 
 from hf_relpos import TextsError
 from hf_relpos.conversion import Matching
-from hf_relpos.conversion.batches import Frame, Steps, beginnings
+from hf_relpos.conversion.batches import Frame, Steps, beginnings, tokens_in_a_step
 from hf_relpos.conversion.fidelity import FidelityReport, FidelityRow
 from hf_relpos.conversion.reading import Reading, mean_of_states, read, read_as_original
 from hf_relpos.conversion.texts import read_documents, split
@@ -137,6 +137,16 @@ def test_a_process_without_a_sequence_of_its_own_counts_nothing():
     alone = Steps([list(range(50))], FRAME, (16,), 16, 1, "0", 2)
     assert alone[0]["weights"].tolist() == [2.0]
     assert alone[1]["weights"].tolist() == [0.0]
+
+
+def test_about_as_many_tokens_are_read_at_each_length():
+    data = Steps([list(range(100))], FRAME, (8, 64), 16, 400, "0")
+    tokens = {8: 0, 64: 0}
+    for step in range(len(data)):
+        rows, length = data[step]["input_ids"].shape
+        tokens[length] += rows * length
+    assert 0.75 < tokens[8] / tokens[64] < 1.33
+    assert sum(tokens.values()) / len(data) == pytest.approx(tokens_in_a_step((8, 64), 16), rel=0.1)
 
 
 def test_short_documents_are_joined_where_long_ones_are_needed():

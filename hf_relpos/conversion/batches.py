@@ -128,7 +128,8 @@ class Steps(Dataset):
     Args:
         documents: of token ids, without special tokens.
         frame: how sequences are made of them.
-        lengths: of the sequences, special tokens included; one of them is drawn for each step.
+        lengths: of the sequences, special tokens included; one of them is drawn for each step, so that about as many
+            tokens are read at each.
         tokens: in a step, about.
         steps: how many there are.
         seed: of everything drawn.
@@ -159,7 +160,7 @@ class Steps(Dataset):
     def __getitem__(self, index: int) -> Batch:
         step, share = divmod(index, self.shares)
         draw = random.Random(f"{self.seed} {step}")
-        length = draw.choice(self.lengths)
+        (length,) = draw.choices(self.lengths, _shares(self.lengths, self.tokens))
         contents = [self._content(draw, length - self.frame.special) for _ in range(max(1, self.tokens // length))]
         own = contents[share :: self.shares]
         # The gradients of processes are averaged, so each row counts once for each process. Where a process has none,
@@ -173,6 +174,16 @@ class Steps(Dataset):
         start = draw.randrange(max(1, len(document) - size + 1)) if draw.random() < 0.5 else 0
         ids = document[start : start + size]
         return filled(draw, ids, size, self.documents) if draw.random() < 0.5 else ids
+
+
+def tokens_in_a_step(lengths: Sequence[int], tokens: int) -> float:
+    """How many tokens a step of :class:`Steps` reads, in the mean."""
+    return len(lengths) / sum(_shares(lengths, tokens))
+
+
+def _shares(lengths: Sequence[int], tokens: int) -> list[float]:
+    """How often each length is drawn: a step reads one sequence at least, so the long ones come less often."""
+    return [1 / max(length, tokens) for length in lengths]
 
 
 def filled(draw: random.Random, ids: Sequence[int], size: int, documents: Sequence[Sequence[int]]) -> list[int]:

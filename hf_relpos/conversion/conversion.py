@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from hf_relpos.compat import sentence_transformers as sentences
 from hf_relpos.config import RelPosLike
 from hf_relpos.conversion import admission, warm_start
-from hf_relpos.conversion.batches import Batch, Frame, Steps, filled
+from hf_relpos.conversion.batches import Batch, Frame, Steps, filled, tokens_in_a_step
 from hf_relpos.conversion.callbacks import tell
 from hf_relpos.conversion.examination import Examination
 from hf_relpos.conversion.fidelity import FidelityReport
@@ -47,8 +47,8 @@ def convert(
     *,
     column: str = "text",
     lengths: Sequence[int] | None = None,
-    steps: Sequence[int] = (200, 900),
-    batch_tokens: int = 512,
+    steps: Sequence[int] = (300, 1500),
+    batch_tokens: int = 256,
     learning_rates: Sequence[float] = (2e-2, 2e-4, 1e-3),
     matching: Matching | None = None,
     start: str = "data-free",
@@ -74,9 +74,10 @@ def convert(
         tokenizer: the model's; a ``SentenceTransformer`` has one itself. Its ``model_max_length`` is raised to the
             longest of ``lengths``.
         column: the column of a data set that has the texts.
-        lengths: of the sequences to learn from, in tokens with the special ones; each step draws one. By default from
-            an eighth of what the model reads to three times that. Beyond what it reads, the model reads overlapping
-            windows, and the copy learns what it says of their middles.
+        lengths: of the sequences to learn from, in tokens with the special ones; each step draws one, and about
+            equally many tokens are read at each. By default from an eighth of what the model reads to three times that.
+            Beyond what it reads, the model reads overlapping windows, and the copy learns what it says of their
+            middles.
         steps: how many for the tables and gates alone, and how many for everything; 0 leaves a stage out.
         batch_tokens: tokens per step, about; at least one sequence.
         learning_rates: the highest: of tables and gates in the first stage; of the layers in the second; of tables and
@@ -130,7 +131,8 @@ def convert(
     }  # fmt: skip
     check_folder(None if output_dir is None else Path(output_dir), settings, resume)
     tell("reading the texts", progress)
-    documents = read_documents(texts, tokenizer, max(batch_tokens * sum(steps), 2 * _WATCHED_TOKENS), column)
+    learned_from = round(sum(steps) * tokens_in_a_step(lengths, batch_tokens))
+    documents = read_documents(texts, tokenizer, max(learned_from, 2 * _WATCHED_TOKENS), column)
     learned, held_out = split(documents, seed)
     warn_of_short_texts(held_out, max(lengths) - frame.special)
     exam = Examination.of(

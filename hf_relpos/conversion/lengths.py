@@ -15,7 +15,7 @@ _UNBOUNDED = 512
 def default_lengths(reach: int | None) -> tuple[int, ...]:
     """The lengths to learn at, for an original that reads so far: up to there, and three times beyond.
 
-    Lengths that occur more than once are read more often.
+    Of a length that occurs twice, twice as many tokens are read.
     """
     full = reach or _UNBOUNDED
     return (full // 8, full // 4, full // 2, full, full, 2 * full, 3 * full)
