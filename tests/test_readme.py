@@ -31,3 +31,13 @@ def test_every_python_block_runs_after_the_ones_before(tmp_path, monkeypatch, ca
     assert "max_distance=16" in capsys.readouterr().out  # the report that is printed
     assert optimized
     assert type(names["model"]) is hf_relpos.RelPosBertForMaskedLM
+
+
+def test_the_accuracy_it_names_is_that_of_the_demos_card():
+    root = README.parent
+    card = (root / "model_cards" / "relpos-demo.md").read_text(encoding="utf-8")
+    patched, unpatched = re.findall(r"^\| accuracy \| ([\d.]+) \| ([\d.]+) \|$", card, re.MULTILINE)[0]
+    assert patched == unpatched
+    for name, words in (("README.md", "accuracy"), ("README.zh.md", "准确率")):
+        (named,) = re.findall(rf"{words} ([\d.]+)", (root / name).read_text(encoding="utf-8"))
+        assert named == f"{float(patched):.3f}"
