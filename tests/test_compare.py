@@ -25,6 +25,7 @@ import hf_relpos
 from hf_relpos import ComparisonError, RelPosConfig, Shaw, T5Bias, compare, sweep
 from hf_relpos.cli import compare as command
 from hf_relpos.cli import main
+from hf_relpos.comparing import Comparison
 from hf_relpos.comparing import comparison as comparing
 from hf_relpos.comparing.apart import run_apart
 from hf_relpos.comparing.drawing import draw
@@ -300,6 +301,13 @@ class TestShown:
         assert len(sources) == len(compared.figures()) == 2
         assert all(ElementTree.fromstring(base64.b64decode(one)).tag.endswith("svg") for one in sources)
         assert str(tmp_path) not in page
+
+    def test_one_that_was_saved_is_read_again(self, compared, tmp_path):
+        compared.save(tmp_path)
+        again = Comparison.from_dict(json.loads((tmp_path / "results.json").read_text(encoding="utf-8")))
+        assert again.results == compared.results
+        assert again.to_dict() == json.loads(json.dumps(compared.to_dict()))
+        assert str(again) == str(compared)
 
     def test_curves_are_the_numbers_and_are_told_apart_without_colours(self, compared):
         figures = draw(compared)

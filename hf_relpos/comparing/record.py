@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# What `Comparison.to_dict` has beside the plan.
+_MADE_OF_RUNS = ("summary", "runs", "hardware")
+
+
 @dataclass(frozen=True)
 class Spread:
     """A number over the seeds.
@@ -55,6 +59,13 @@ class Comparison:
     def of(cls, plan: Mapping[str, Any], results: Sequence[Result]) -> Comparison:
         """That of a plan whose runs are finished."""
         return cls(plan, tuple(results), hardware())
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> Comparison:
+        """The comparison that :meth:`to_dict` made plain, such as the ``results.json`` of one that was saved."""
+        plan = {name: value for name, value in kept.items() if name not in _MADE_OF_RUNS}
+        runs = [{name: value for name, value in run.items() if name != "final"} for run in kept["runs"]]
+        return cls(plan, tuple(map(Result.from_dict, runs)), kept["hardware"])
 
     @property
     def names(self) -> list[str]:
