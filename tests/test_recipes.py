@@ -61,7 +61,7 @@ def test_the_language_model_is_trained_short_and_read_long(tmp_path: Path, monke
         assert 1 < row["perplexity_16"] < 1000
 
 
-def test_classification_compares_the_settings_with_one_seed(monkeypatch: pytest.MonkeyPatch):
+def test_classification_compares_the_settings_with_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     given = {}
 
     class Result:
@@ -75,8 +75,9 @@ def test_classification_compares_the_settings_with_one_seed(monkeypatch: pytest.
         return type("Comparison", (), {"results": [Result()]})
 
     monkeypatch.setattr(classification, "compare", compare)
-    monkeypatch.setitem(classification.JOBS, "toy", lambda: ([("up", "a")], [("down", "b")]))
-    rows = classification.run("model", "toy", 7)
+    monkeypatch.setattr(classification, "embedded_model_folder", lambda: "model")
+    monkeypatch.setattr(classification, "JOBS", {"toy": lambda: ([("up", "a")], [("down", "b")])})
+    rows = classification.run(classification.prepare(tmp_path), "toy", 7)
     assert rows == [{"setting": "shaw:8", "accuracy": 0.5, "f1_macro": 0.4322}]
     assert given == {"data": ("model", [("up", "a")], [("down", "b")]), "seeds": [7], **classification.BUDGET,
                      "settings": classification.SETTINGS}  # fmt: skip

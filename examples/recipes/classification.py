@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.corpora import bbc_articles, orange_texts
@@ -36,15 +37,23 @@ COLUMNS = {"accuracy": "accuracy", "f1_macro": "macro-F1"}
 BUDGET = {"steps": 80, "batch_size": 8, "max_length": 64, "eval_limit": 128}
 
 
-def prepare(folder: Path) -> Path:
-    """The model that the `demo` extra carries."""
-    return embedded_model_folder()
+@dataclass(frozen=True)
+class Prepared:
+    """What each run needs."""
+
+    model: Path
+    corpora: dict[str, tuple[Texts, Texts]]
 
 
-def run(model: Path, job: str, seed: int) -> Rows:
+def prepare(folder: Path) -> Prepared:
+    """The model that the `demo` extra carries, and all texts: what is missing is told before the first run."""
+    return Prepared(embedded_model_folder(), {job: read() for job, read in JOBS.items()})
+
+
+def run(prepared: Prepared, job: str, seed: int) -> Rows:
     """Fine-tune with each setting; on all texts to learn from that the steps come to."""
-    training, asked = JOBS[job]()
-    comparison = compare(model, training, asked, settings=SETTINGS, seeds=[seed], **BUDGET)
+    training, asked = prepared.corpora[job]
+    comparison = compare(prepared.model, training, asked, settings=SETTINGS, seeds=[seed], **BUDGET)
     return [
         {"setting": result.setting, **{name: round(result.numbers()[name], 4) for name in COLUMNS}}
         for result in comparison.results
@@ -77,8 +86,8 @@ def section(parts: list[Part]) -> str:
 
 READING = """\
 No gain that these texts could tell apart: where Shaw is ahead in accuracy, it is by a few texts, and its two clip
-distances come out alike. So published work has it for short texts. Guides print a gain of a point or two in such
-tables; of so few texts to measure on, that is one or two. Where macro-F1 is far below accuracy, or differs where
+distances come out nearly alike. So published work has it for short texts. Guides print a gain of a point or two in
+such tables; of so few texts to measure on, that is one or two. Where macro-F1 is far below accuracy, or differs where
 accuracy does not, that is a matter of rare classes, of which there are few texts. With its twenty classes,
 20newsgroups is barely begun after so few steps."""
 
