@@ -16,8 +16,10 @@ from benchmarks import corpora  # noqa: E402
 from benchmarks.parts import part, read_parts  # noqa: E402
 from examples.recipes import classification, language_model, report  # noqa: E402
 from examples.recipes.__main__ import main  # noqa: E402
+from examples.recipes.comparisons import COMPARED, FOLDER  # noqa: E402
 from examples.recipes.recipe import Recipe  # noqa: E402
 from examples.recipes.spread import over_seeds  # noqa: E402
+from hf_relpos.comparing.table import as_html, cells  # noqa: E402
 
 
 def words(count: int, seed: int = 0) -> str:
@@ -146,6 +148,12 @@ def test_numbers_have_their_spread():
 
 def test_the_page_is_what_the_kept_results_make():
     assert report.TARGET.read_text(encoding="utf-8") == report.page()
+
+
+@pytest.mark.parametrize("compared", COMPARED, ids=lambda one: one.folder)
+def test_the_page_of_a_comparison_has_its_kept_numbers(compared):
+    page = (FOLDER / compared.folder / "index.html").read_text(encoding="utf-8")
+    assert as_html(cells(compared.load())) in page
 
 
 def test_every_kept_result_is_of_a_recipe_as_it_is_now():

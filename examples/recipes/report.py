@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.parts import read_parts
 from examples.recipes import classification, language_model
+from examples.recipes.comparisons import COMPARED
 from examples.recipes.recipe import Recipe
 
 RESULTS = Path(__file__).parent / "results"
@@ -26,7 +27,8 @@ shows holds at this scale. How to try it on your own task: [`hf-relpos compare`]
 def page(recipes: Iterable[Recipe] = RECIPES.values(), folder: Path = RESULTS) -> str:
     """The whole page; a section for each recipe that has results."""
     sections = [recipe.section(parts) for recipe in recipes if (parts := read_parts(recipe.name, folder))]
-    return "\n".join([HEAD, *(text + "\n" for text in sections)])
+    compared = [one.section() for one in COMPARED]
+    return "\n".join([HEAD, *(text + "\n" for text in (*sections, *compared))])
 
 
 def main() -> None:
