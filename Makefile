@@ -3,13 +3,13 @@ PYTHON ?= python
 BIN = .venv-oldest/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format typecheck test test-fast test-grid test-oldest demo docs build ci clean
+.PHONY: help install lint format typecheck test test-fast test-grid test-oldest demo docs look build ci clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
 
 install:  ## install the package, editable, with all extras and the tested versions
-	$(PYTHON) -m pip install -c constraints.txt -e ".[demo,test,dev,triton,docs]"
+	$(PYTHON) -m pip install -c constraints.txt -e ".[demo,test,dev,triton,docs,browser]"
 
 lint:  ## check style, formatting, and which module imports which
 	$(PYTHON) -m ruff check .
@@ -42,6 +42,9 @@ demo:  ## fine-tune BERT on BBC news without and with relative positions
 
 docs:  ## build the documentation site into build/site/; a warning is an error
 	$(PYTHON) -m sphinx -q -W --keep-going -c docs . build/site
+
+look: docs  ## look at the site in Chromium, which has to be installed
+	$(PYTHON) -m pytest -n 0 -m browser --pages build/site
 
 build:  ## build the source distribution and the wheel into dist/
 	$(PYTHON) -m build

@@ -31,6 +31,17 @@ def seeds() -> None:
     transformers.set_seed(0)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the pages are that tests with the mark ``browser`` look at."""
+    parser.addoption("--pages", action="append", default=[], metavar="DIR", help="a folder with pages, for -m browser")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a browser, unless ``-m`` names it."""
+    if "browser" not in config.option.markexpr:
+        items[:] = [item for item in items if item.get_closest_marker("browser") is None]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test with the mark ``pairs`` its rows; all the others of its grid only where ``-m`` names ``grid``."""
     for mark in metafunc.definition.iter_markers("pairs"):

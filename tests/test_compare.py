@@ -337,7 +337,7 @@ class TestSweep:
         assert found.names == ["unpatched", "drop/shaw:2,value=false", "drop/shaw:4,value=false"]
         assert "peak memory of steps (MiB)" in str(found)
         axes = found.figures()["distances"].axes
-        assert [one.get_ylabel() for one in axes[:2]] == ["accuracy", "validation loss"]
+        assert [one.get_ylabel() for one in axes[:2]] == ["accuracy", "validation loss (nats)"]
         assert list(axes[1].lines[2].get_xdata()) == [2, 4]
         expected = [found.summary()[name]["loss"].mean for name in found.names[1:]]
         np.testing.assert_allclose(axes[1].lines[2].get_ydata(), expected)

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 # dashes and markers as well: after seven settings a colour comes again with other ones.
 COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES, MARKERS = ("-", "--", ":", "-."), "osD^vPX*"
-CURVES = {"eval_loss": "validation loss (nats)", "accuracy": "accuracy"}
-BY_DISTANCE = ("accuracy", "loss", "step_mib", "steps_per_second")
-FINAL = {"accuracy": "accuracy", "loss": "validation loss (nats)"}
+ACCURACY, LOSS = "accuracy", "validation loss (nats)"
+CURVES = {"eval_loss": LOSS, "accuracy": ACCURACY}
+FINAL = {"accuracy": ACCURACY, "loss": LOSS}
+BY_DISTANCE = {**FINAL, **{key: COLUMNS[key][0] for key in ("step_mib", "steps_per_second")}}
 
 
 def draw(comparison: Comparison) -> dict[str, Figure]:
@@ -89,7 +90,7 @@ def _distances(comparison: Comparison, distances: Mapping[str, int]) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(distances.values()), list(map(str, distances.values())))
         axes.set_xlabel("clip distance (tokens)")
-        axes.set_ylabel(COLUMNS[key][0])
+        axes.set_ylabel(BY_DISTANCE[key])
         _finish(axes)
     return figure
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
-from hf_relpos.comparing.columns import format_table
-from hf_relpos.comparing.table import as_html, in_a_sentence
+from hf_relpos.comparing.table import as_html, cells, in_a_sentence
 from hf_relpos.config import RelPosConfig
 from hf_relpos.inspection.page import document, section
 
@@ -41,20 +40,20 @@ def page(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
         pictures: as SVG, by their names in ``SECTIONS``.
     """
     sections = "\n".join(section(*SECTIONS[name], pictures[name]) for name in SECTIONS if name in pictures)
-    made_with = [*comparison.plan["versions"].items(), *comparison.hardware.items()]
+    made_with = {**comparison.plan["versions"], **comparison.hardware}
     return document(
         f"Position settings compared on {comparison.plan['data']['name']}",
         f"""<p>{escape(in_a_sentence(comparison))}</p>
-{as_html(comparison)}
+{as_html(cells(comparison))}
 {sections}
 <h2>The settings</h2>
-<pre>{escape(_settings(comparison))}</pre>
+{as_html(_settings(comparison), "words")}
 <h2>Made with</h2>
-<pre>{escape(format_table([["what", "which"], *([name, str(value)] for name, value in made_with)]))}</pre>""",
+{as_html([("what", "which"), *((name, str(value)) for name, value in made_with.items())], "words")}""",
     )
 
 
-def _settings(comparison: Comparison) -> str:
+def _settings(comparison: Comparison) -> list[list[str]]:
     rows = [["setting", "schemes", "pretrained positions", "gate"]]
     for setting in comparison.plan["settings"]:
         relpos = setting["relpos"]
@@ -64,4 +63,4 @@ def _settings(comparison: Comparison) -> str:
             schemes = " + ".join(map(str, RelPosConfig.from_dict(relpos).scheme_configs))
             native = "drop, after a conversion" if setting["converted"] else relpos["native"]
             rows.append([setting["name"], schemes, native, relpos["gate"]])
-    return format_table(rows)
+    return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -37,13 +37,18 @@ def as_text(comparison: Comparison) -> str:
     return f"{in_a_sentence(comparison)}\n\n{format_table(cells(comparison))}"
 
 
-def as_html(comparison: Comparison) -> str:
-    """The table as HTML."""
-    head, *rows = cells(comparison)
+def as_html(rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
+    """Cells as HTML; the first row and the first column are headings.
+
+    Args:
+        rows: the cells.
+        kind: ``"numbers"``, which stand to the right, or ``"words"``, which stand to the left.
+    """
+    head, *others = rows
     lines = [f"<tr>{''.join(f'<th>{escape(one)}</th>' for one in head)}</tr>"]
-    for name, *others in rows:
-        lines.append(f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(one)}</td>' for one in others)}</tr>")
-    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
+    for name, *values in others:
+        lines.append(f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(one)}</td>' for one in values)}</tr>")
+    return f'<div class="wide"><table class="{kind}">\n' + "\n".join(lines) + "\n</table></div>"
 
 
 def as_csv(comparison: Comparison) -> str:

@@ -53,12 +53,16 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f23; background: #fff; m
        padding: 1rem; }
 h1 { overflow-wrap: anywhere; }
 img { max-width: 100%; height: auto; }
-figure { margin: 1rem 0; }
+figure { margin: 1rem 0; overflow-x: auto; }
+@media (max-width: 46em) { img { max-width: none; width: 45rem; } }
 pre { overflow-x: auto; background: #f4f5f6; padding: 0.75rem; font-size: 13px; line-height: 1.35; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; }
 th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid #d5d9dc; text-align: right; white-space: nowrap; }
-th:first-child { text-align: left; }
+tr:first-child th, th:first-child { white-space: normal; }
+th:first-child { overflow-wrap: anywhere; min-width: 6rem; }
+th:first-child, .words td, .words th { text-align: left; }
+.words td { white-space: normal; min-width: 4rem; }
 footer { color: #57606a; font-size: 14px; margin-top: 2rem; }
 """
 
