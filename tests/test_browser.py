@@ -117,7 +117,7 @@ DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=
     ("content", "fault"),
     [
         ('<div style="width: 3000px">wide</div>', "scrolls sideways"),
-        ('<p>one</p><p style="margin-top: -2.2em">two</p>', '"one" lies on "two"'),
+        ('<p>one</p><p style="margin-top: -2em">two</p>', '"one" lies on "two"'),
         ('<p style="width: 20px">unbreakable</p>', '"unbreakable" sticks out of its box'),
         ('<p style="width: 20px; overflow: hidden">unbreakable</p>', '"unbreakable" is cut off'),
         ('<img src="data:image/png;base64,AAAA" alt="a">', "is not shown"),
