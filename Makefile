@@ -44,7 +44,7 @@ docs:  ## build the documentation site into build/site/; a warning is an error
 	$(PYTHON) -m sphinx -q -W --keep-going -c docs . build/site
 
 look: docs  ## look at the site in Chromium, which has to be installed
-	$(PYTHON) -m pytest -n 0 -m browser --pages build/site
+	$(PYTHON) -m pytest tests/test_browser.py -n 0 -m browser --pages=build/site
 
 build:  ## build the source distribution and the wheel into dist/
 	$(PYTHON) -m build
