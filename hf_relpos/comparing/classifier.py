@@ -41,13 +41,13 @@ def load_tokenizer(source: str, max_length: int, bounded: bool) -> PreTrainedTok
     special = tokenizer.num_special_tokens_to_add()
     if max_length <= special:
         raise ComparisonError(
-            f"`max_length` is {max_length}, but {source} adds {special} tokens to every text. Give {special + 1} or "
-            "more."
+            f"`max_length` is {max_length}, but {source} adds {special} tokens to every text. Give `max_length` "
+            f"{special + 1} or more."
         )
     if bounded and max_length > tokenizer.model_max_length:
         raise ComparisonError(
             f"`max_length` is {max_length}, but {source} was trained with at most {tokenizer.model_max_length} tokens. "
-            f"Give {tokenizer.model_max_length} or less, or drop the positions it was trained with."
+            f"Give `max_length` {tokenizer.model_max_length} or less, or drop the positions it was trained with."
         )
     return tokenizer
 
