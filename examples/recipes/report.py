@@ -32,7 +32,9 @@ def page(recipes: Iterable[Recipe] = RECIPES.values(), folder: Path = RESULTS) -
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page, and those of the comparisons."""
+    for one in COMPARED:
+        one.draw()
     TARGET.write_text(page(), encoding="utf-8")
     print(TARGET)
 
