@@ -309,6 +309,11 @@ class TestShown:
         assert again.to_dict() == json.loads(json.dumps(compared.to_dict()))
         assert str(again) == str(compared)
 
+    @pytest.mark.parametrize("kept", [{}, [], {"runs": [1], "hardware": {}}, {"runs": [{}], "hardware": {}}])
+    def test_what_is_no_comparison_is_told(self, kept):
+        with pytest.raises(ComparisonError, match=r"no comparison .*results\.json"):
+            Comparison.from_dict(kept)
+
     def test_curves_are_the_numbers_and_are_told_apart_without_colours(self, compared):
         figures = draw(compared)
         lines = figures["curves"].axes[0].lines

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_relpos.comparing.environment import hardware
+from hf_relpos.comparing.errors import ComparisonError
 from hf_relpos.comparing.products import save
 from hf_relpos.comparing.run import Result
 from hf_relpos.comparing.table import as_text
@@ -62,10 +63,20 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> Comparison:
-        """The comparison that :meth:`to_dict` made plain, such as the ``results.json`` of one that was saved."""
-        plan = {name: value for name, value in kept.items() if name not in _MADE_OF_RUNS}
-        runs = [{name: value for name, value in run.items() if name != "final"} for run in kept["runs"]]
-        return cls(plan, tuple(map(Result.from_dict, runs)), kept["hardware"])
+        """The comparison that :meth:`to_dict` made plain, such as the ``results.json`` of one that was saved.
+
+        Raises:
+            ComparisonError: for what is none.
+        """
+        try:
+            plan = {name: value for name, value in kept.items() if name not in _MADE_OF_RUNS}
+            runs = [{name: value for name, value in run.items() if name != "final"} for run in kept["runs"]]
+            return cls(plan, tuple(map(Result.from_dict, runs)), kept["hardware"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ComparisonError(
+                f"This is no comparison ({type(error).__name__}: {error}). Give what `Comparison.to_dict` gave, or "
+                "what the results.json of a saved one holds."
+            ) from error
 
     @property
     def names(self) -> list[str]:
