@@ -8,29 +8,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hf_relpos.cli.long.tasks import Document, documents_of
 
 # The benchmark's split of the BBC articles: so many are for conversion and for training, the others for neither.
 SPLIT_SEED, TRAINING = 7, 1700
 HEADER = 3  # lines of a .tab file: names of columns, their types, their roles
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text as token ids without special tokens.
-
-    Attributes:
-        ids: The tokens.
-        label: The name of its class.
-        seen: Whether conversion may have seen it.
-    """
-
-    ids: tuple[int, ...]
-    label: str
-    seen: bool
 
 
 def package_file(package: str, path: str, install: str) -> Path:
@@ -77,7 +62,7 @@ def bbc(tokenizer: Any) -> list[Document]:
         tokenizer: makes the ids.
     """
     training, held_out = bbc_articles()
-    return _documents(tokenizer, [*training, *held_out], {text for text, _ in training})
+    return documents_of(tokenizer, [*training, *held_out], {text for text, _ in training})
 
 
 def newsgroups(tokenizer: Any, part: str, least: int) -> list[Document]:
@@ -90,7 +75,7 @@ def newsgroups(tokenizer: Any, part: str, least: int) -> list[Document]:
         part: ``"train"`` or ``"test"``.
         least: texts of fewer characters are left out, unread: they cannot have so many tokens.
     """
-    return _documents(tokenizer, orange_texts(f"20newsgroups-{part}", least), set())
+    return documents_of(tokenizer, orange_texts(f"20newsgroups-{part}", least), set())
 
 
 def orange_texts(table: str, least: int = 0) -> list[tuple[str, str]]:
@@ -107,11 +92,3 @@ def orange_texts(table: str, least: int = 0) -> list[tuple[str, str]]:
     texts = [(text, label) for label, text in rows if len(text) >= least]
     random.Random(SPLIT_SEED).shuffle(texts)
     return texts
-
-
-def _documents(tokenizer: Any, texts: Sequence[tuple[str, str]], seen: set[str]) -> list[Document]:
-    labels: dict[str, str] = {}
-    for text, label in texts:
-        labels.setdefault(text, label)
-    ids = tokenizer(list(labels), add_special_tokens=False)["input_ids"]
-    return [Document(tuple(row), label, text in seen) for row, (text, label) in zip(ids, labels.items(), strict=True)]

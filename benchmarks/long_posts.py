@@ -19,11 +19,11 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks import corpora
-from benchmarks.corpora import Document
 from benchmarks.parts import Part, part
-from benchmarks.readers import CONVERTED, ORIGINAL, load_converted, minilm
+from benchmarks.readers import load_converted, minilm
+from hf_relpos.cli.long.readers import CONVERTED, ORIGINAL
+from hf_relpos.cli.long.tasks import LEAST, Document
 
-LEAST = 700
 LENGTHS = {ORIGINAL: 512, CONVERTED: 1024}
 # The classes with the most long posts; posts of each to learn from, and at most so many to be asked for.
 CLASSES, PER_CLASS, ASKED = 6, 20, 20

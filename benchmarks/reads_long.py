@@ -1,7 +1,7 @@
 """Who reads long texts, and how well: ``python -m benchmarks.reads_long --converted FOLDER``.
 
-The original MiniLM, the plain ways of giving it more than 512 tokens (`benchmarks.readers`), and its converted copy, on
-the same tasks (`benchmarks.long_tasks`), each a part of the results:
+The original MiniLM, the plain ways of giving it more than 512 tokens (`hf_relpos.cli.long.readers`), and its converted
+copy, on the same tasks (`hf_relpos.cli.long.tasks`), each a part of the results:
 
 - find: the document from a sentence after its 620th token. BBC articles and 20newsgroups posts of 700 to 4,096 tokens,
   each found among all of its source; articles that conversion never saw are counted apart as well.
@@ -28,12 +28,19 @@ import torch
 
 from benchmarks import corpora, long_posts
 from benchmarks.common import RESULTS, print_table
-from benchmarks.corpora import Document
-from benchmarks.long_tasks import find, find_passkey, nearest_label
 from benchmarks.parts import Part, part, with_versions, write_parts
-from benchmarks.readers import CONVERTED, ORIGINAL, WINDOWS, Reader, Vectors, load_converted, load_tokenizer, readers
+from benchmarks.readers import load_converted, load_tokenizer, readers
+from hf_relpos.cli.long.readers import CONVERTED, ORIGINAL, WINDOWS, Reader, Vectors
+from hf_relpos.cli.long.tasks import (
+    LEAST,
+    Document,
+    find,
+    find_passkey,
+    known_and_asked,
+    long_ones,
+    nearest_label,
+)
 
-LEAST, MOST = 700, 4096  # tokens of a long document, special ones included
 FIND = {"BBC": 120, "20newsgroups": 50}  # documents
 PASSKEY_LENGTHS, PASSKEYS = (512, 1024, 2048, 4096), 10
 CUTS, TRAINING, ASKED = (256, 512, 1024, 2048), 120, 120
@@ -45,8 +52,7 @@ def find_parts(tokenizer: Any, contestants: Mapping[str, Reader], articles: Sequ
     """One part per source of documents."""
     sources = {"BBC": articles, "20newsgroups": corpora.newsgroups(tokenizer, "test", LEAST - 2)}
     for source, documents in sources.items():
-        long = [document for document in documents if LEAST <= len(document.ids) + 2 <= MOST]
-        long = sorted(long, key=lambda document: document.seen)[: FIND[source]]  # all that are unseen, then others
+        long = long_ones(documents, FIND[source])
         rows = find(contestants, long, tokenizer)
         unseen = sum(not document.seen for document in long)
         yield part({"what": "find", "source": source}, rows, documents=len(long), unseen=unseen)
@@ -59,8 +65,7 @@ def passkey_parts(tokenizer: Any, contestants: Mapping[str, Reader], articles: S
 
 def label_parts(tokenizer: Any, contestants: Mapping[str, Reader], articles: Sequence[Document]) -> Iterator[Part]:
     """One part for all cuts."""
-    training = [article for article in articles if article.seen][:TRAINING]
-    asked = [article for article in articles if not article.seen][:ASKED]
+    training, asked = known_and_asked(articles, TRAINING, ASKED)
     rows = nearest_label(contestants, training, asked, CUTS)
     yield part({"what": "label"}, rows, training=len(training), documents=len(asked))
 

@@ -17,8 +17,10 @@ from hf_relpos import RelPosConfig, Shaw, is_patched, patch_model
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import corpora, long_posts, long_report, long_tasks, parts, readers, reads_long  # noqa: E402
-from benchmarks.corpora import Document  # noqa: E402
+from benchmarks import corpora, long_posts, long_report, parts, reads_long  # noqa: E402
+from benchmarks import readers as minilm_readers  # noqa: E402
+from hf_relpos.cli.long import readers, tasks  # noqa: E402
+from hf_relpos.cli.long.tasks import Document  # noqa: E402
 
 WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "ran", "far", "away", "and", "home", ".", "?", "'", "s"]
 SPECIAL = ((2,), (3,))
@@ -146,8 +148,8 @@ def test_the_converted_reader_reads_to_the_end(
 ):
     small_bert(512).save_pretrained(tmp_path / "original")
     patch_model(small_bert(512), RelPosConfig(schemes=Shaw(4), native="drop")).save_pretrained(tmp_path / "converted")
-    monkeypatch.setattr(readers, "minilm", lambda: tmp_path / "original")
-    made = readers.readers(tokenizer, tmp_path / "converted")
+    monkeypatch.setattr(minilm_readers, "minilm", lambda: tmp_path / "original")
+    made = minilm_readers.readers(tokenizer, tmp_path / "converted")
     (text,) = texts_of(600)
     changed = (*text[:-1], 5 if text[-1] != 5 else 6)
     same = {name for name, reader in made.items() if torch.equal(*reader([text, changed]))}
@@ -163,7 +165,7 @@ def test_a_copy_that_ends_at_512_tokens_is_refused(native: str | None, tmp_path:
         patch_model(model, RelPosConfig(schemes=Shaw(4), native=native))
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"--converted .* at most 512"):
-        readers.load_converted(tmp_path)
+        minilm_readers.load_converted(tmp_path)
 
 
 # Tasks
@@ -172,9 +174,9 @@ def test_a_copy_that_ends_at_512_tokens_is_refused(native: str | None, tmp_path:
 def test_recall_counts_the_documents_that_are_nearer_and_ties_against_the_reader():
     documents = normalize(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.0, 1.0]]), dim=-1)
     queries = normalize(torch.tensor([[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [1.0, 0.0]]), dim=-1)
-    found = long_tasks.ranks(documents, queries)
+    found = tasks.ranks(documents, queries)
     assert found.tolist() == [0, 1, 1, 3]
-    assert [long_tasks.recall(found, most) for most in (1, 2, 4)] == [0.25, 0.75, 1.0]
+    assert [tasks.recall(found, most) for most in (1, 2, 4)] == [0.25, 0.75, 1.0]
 
 
 def by_word(texts: list[tuple[int, ...]]) -> torch.Tensor:
@@ -183,31 +185,31 @@ def by_word(texts: list[tuple[int, ...]]) -> torch.Tensor:
 
 
 def test_a_query_is_the_longest_late_sentence(tokenizer: BertTokenizerFast, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(long_tasks, "LATE", 20)
-    monkeypatch.setattr(long_tasks, "LEAST_WORDS", 3)
+    monkeypatch.setattr(tasks, "LATE", 20)
+    monkeypatch.setattr(tasks, "LEAST_WORDS", 3)
     early = "the dog ran far away and home and far away and home and the cat sat on the mat"
     ids = tuple(tokenizer(f"{early}. the cat sat. a dog ran home? and", add_special_tokens=False)["input_ids"])
     assert len(ids) > 20
-    assert long_tasks.late_sentence(tokenizer, ids) == "a dog ran home?"
+    assert tasks.late_sentence(tokenizer, ids) == "a dog ran home?"
     with pytest.raises(ValueError, match="no sentence of 3 words"):
-        long_tasks.late_sentence(tokenizer, ids[:22])
+        tasks.late_sentence(tokenizer, ids[:22])
 
 
 def test_without_punctuation_a_query_is_a_run_of_late_words(
     tokenizer: BertTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(long_tasks, "LATE", 2)
-    monkeypatch.setattr(long_tasks, "LEAST_WORDS", 2)
-    monkeypatch.setattr(long_tasks, "RUN", 3)
+    monkeypatch.setattr(tasks, "LATE", 2)
+    monkeypatch.setattr(tasks, "LEAST_WORDS", 2)
+    monkeypatch.setattr(tasks, "RUN", 3)
     ids = tuple(tokenizer("home home a a a away dog home a a", add_special_tokens=False)["input_ids"])
-    assert long_tasks.late_sentence(tokenizer, ids) == "away dog home"
+    assert tasks.late_sentence(tokenizer, ids) == "away dog home"
 
 
 def test_finding_is_reported_for_all_and_for_unseen_documents(
     tokenizer: BertTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(long_tasks, "LATE", 1)
-    monkeypatch.setattr(long_tasks, "LEAST_WORDS", 1)
+    monkeypatch.setattr(tasks, "LATE", 1)
+    monkeypatch.setattr(tasks, "LEAST_WORDS", 1)
     texts = ["home cat cat cat", "home dog dog dog", "home mat mat mat"]
     documents = [Document(tuple(ids), "x", seen=number == 1)
                  for number, ids in enumerate(tokenizer(texts, add_special_tokens=False)["input_ids"])]  # fmt: skip
@@ -216,7 +218,7 @@ def test_finding_is_reported_for_all_and_for_unseen_documents(
     def without_dogs(texts: list[tuple[int, ...]]) -> torch.Tensor:
         return by_word([tuple(token for token in text if token != dog) or (5,) for text in texts])
 
-    rows = long_tasks.find({"all": by_word, "no dogs": without_dogs}, documents, tokenizer)
+    rows = tasks.find({"all": by_word, "no dogs": without_dogs}, documents, tokenizer)
     assert [row["reader"] for row in rows] == ["all", "no dogs"]
     assert [row["recall_1"] for row in rows] == [1.0, 0.6667]
     assert [row["unseen_recall_1"] for row in rows] == [1.0, 1.0]
@@ -225,7 +227,7 @@ def test_finding_is_reported_for_all_and_for_unseen_documents(
 
 @pytest.mark.parametrize("length", [120, 300])
 def test_a_passkey_document_has_its_length_and_the_key_whole(length: int, tokenizer: BertTokenizerFast):
-    documents, queries = long_tasks.passkeys(tokenizer, length, 10)
+    documents, queries = tasks.passkeys(tokenizer, length, 10)
     assert {len(ids) + 2 for ids in documents} == {length}
     places = set()
     for ids, query in zip(documents, queries, strict=True):
@@ -237,14 +239,14 @@ def test_a_passkey_document_has_its_length_and_the_key_whole(length: int, tokeni
         assert len(key.replace(" ", "")) == 5
         assert f"{key} is the pass key for {name}." in text
     assert len(places) > 2
-    assert long_tasks.passkeys(tokenizer, length, 10) == (documents, queries)
+    assert tasks.passkeys(tokenizer, length, 10) == (documents, queries)
 
 
 def test_a_reader_that_sees_all_finds_the_passkey_and_one_that_is_cut_does_not(tokenizer: BertTokenizerFast):
     def cut(texts: list[tuple[int, ...]]) -> torch.Tensor:
         return by_word([text[:20] for text in texts])
 
-    rows = long_tasks.find_passkey({"whole": by_word, "cut": cut}, (150, 300), 8, tokenizer)
+    rows = tasks.find_passkey({"whole": by_word, "cut": cut}, (150, 300), 8, tokenizer)
     assert rows[0] == {"reader": "whole", "150": 1.0, "300": 1.0}
     assert rows[1]["300"] < 1
 
@@ -252,7 +254,7 @@ def test_a_reader_that_sees_all_finds_the_passkey_and_one_that_is_cut_does_not(t
 def test_labels_are_those_of_the_nearest_training_document_at_each_cut():
     training = [Document((7, 7, 7, 7), "sevens", True), Document((9, 9, 9, 9), "nines", True)]
     asked = [Document((7, 7, 9, 9, 9), "nines", False), Document((7, 9, 7, 7, 7), "sevens", False)]
-    (row,) = long_tasks.nearest_label({"r": by_word}, training, asked, (4, 7))
+    (row,) = tasks.nearest_label({"r": by_word}, training, asked, (4, 7))
     assert row == {"reader": "r", "4": 0.5, "7": 1.0}
 
 
@@ -393,7 +395,7 @@ def test_all_tasks_are_measured_and_kept_with_the_converted_reader(
 ):
     small_bert(512).save_pretrained(tmp_path / "original")
     patch_model(small_bert(512), RelPosConfig(schemes=Shaw(4), native="drop")).save_pretrained(tmp_path / "converted")
-    monkeypatch.setattr(readers, "minilm", lambda: tmp_path / "original")
+    monkeypatch.setattr(minilm_readers, "minilm", lambda: tmp_path / "original")
     monkeypatch.setattr(reads_long, "load_tokenizer", lambda: tokenizer)
     monkeypatch.setattr(reads_long, "PASSKEYS", 2)
     monkeypatch.setattr(reads_long, "PASSKEY_LENGTHS", (128,))

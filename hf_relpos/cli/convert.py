@@ -71,7 +71,7 @@ def run_convert(args: argparse.Namespace) -> None:
         report: hf_relpos.FidelityReport = converted.relpos_fidelity
         print(f"\n{report}\n")
         shutil.rmtree(result, ignore_errors=True)
-        _save(converted, tokenizer, result, args.model or EMBEDDED_MODEL_ID)
+        save_converted(converted, tokenizer, result, args.model or EMBEDDED_MODEL_ID)
         put_in_place(result, output)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_kept(checkpoints, unfinished)) from None
@@ -118,7 +118,15 @@ def _kept(checkpoints: Path, unfinished: Path) -> str:
     return "It had not come to its first checkpoint (--save-steps), so nothing is kept."
 
 
-def _save(converted: Any, tokenizer: Any, folder: Path, source: str) -> None:
+def save_converted(converted: Any, tokenizer: Any, folder: Path, source: str) -> None:
+    """Write a converted model, its tokenizer, its card and its fidelity.
+
+    Args:
+        converted: The model.
+        tokenizer: Its tokenizer; None where it is a sentence model, which has one.
+        folder: Where to.
+        source: The folder or the id of the original.
+    """
     report: hf_relpos.FidelityReport = converted.relpos_fidelity
     converted.save_pretrained(str(folder))
     if tokenizer is not None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.corpora import Document
-from benchmarks.readers import Ids, Reader
+from hf_relpos.cli.long.readers import Ids, Reader
 
 Row = dict[str, Any]
+
+LEAST, MOST = 700, 4096  # tokens of a long document, special ones included
 
 # Find a document: a sentence after this token, of so many words; runs of `RUN` words where there is no punctuation.
 LATE, LEAST_WORDS, RUN = 620, 8, 24
@@ -29,6 +31,54 @@ FILLER = (
 )
 FIRST_NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "John")
 LAST_NAMES = ("Baker", "Carter", "Evans", "Fisher", "Hughes", "Miller", "Parker", "Turner", "Walker", "Young")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text as token ids without special tokens.
+
+    Attributes:
+        ids: The tokens.
+        label: The name of its class.
+        seen: Whether conversion may have seen it.
+    """
+
+    ids: tuple[int, ...]
+    label: str
+    seen: bool
+
+
+def documents_of(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, str]], seen: Container[str]
+) -> list[Document]:
+    """Texts as documents, each once.
+
+    Args:
+        tokenizer: makes the ids.
+        texts: with the names of their classes.
+        seen: those that conversion may have seen.
+    """
+    labels: dict[str, str] = {}
+    for text, label in texts:
+        labels.setdefault(text, label)
+    ids = tokenizer(list(labels), add_special_tokens=False)["input_ids"]
+    return [Document(tuple(row), label, text in seen) for row, (text, label) in zip(ids, labels.items(), strict=True)]
+
+
+# The documents that each task takes of a source, which has those to be seen before the others.
+
+
+def long_ones(documents: Sequence[Document], most: int) -> list[Document]:
+    """Documents to be found: all long ones that are unseen, then others."""
+    long = [document for document in documents if LEAST <= len(document.ids) + 2 <= MOST]
+    return sorted(long, key=lambda document: document.seen)[:most]
+
+
+def known_and_asked(documents: Sequence[Document], known: int, asked: int) -> tuple[list[Document], list[Document]]:
+    """Documents whose labels are known, and unseen ones to be named."""
+    parts = ([document for document in documents if document.seen is seen] for seen in (True, False))
+    first, second = parts
+    return first[:known], second[:asked]
 
 
 def ranks(documents: Tensor, queries: Tensor) -> Tensor:
@@ -112,7 +162,8 @@ def passkeys(tokenizer: PreTrainedTokenizerBase, length: int, count: int) -> tup
         hidden = f"{name}'s pass key is {key}. Remember it. {key} is the pass key for {name}."
         ids = tokenizer(hidden, add_special_tokens=False)["input_ids"]
         room = length - 2 - len(ids)
-        starts, around = [], []
+        starts: list[int] = []
+        around: list[int] = []
         for sentence in itertools.cycle(filler):
             if len(around) >= room:
                 break
