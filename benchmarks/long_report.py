@@ -44,10 +44,32 @@ def fidelity(record: Record) -> str:
         "least.",
     ]
     for made in record["parts"]:
-        cells = [[f"{row['length']:,}", f"{row['cosine']:.4f}", f"{row['least']:.4f}"] for row in made["results"]]
-        text.append(table([["tokens", "mean", "least"], *cells]))
-        text += [f"It took {made['minutes']} minutes.", *_missed(conversion.misses(made))]
-    return "\n\n".join([*text, environments(record["parts"])])
+        if "steps" not in made["of"]:
+            cells = [[f"{row['length']:,}", f"{row['cosine']:.4f}", f"{row['least']:.4f}"] for row in made["results"]]
+            text.append(table([["tokens", "mean", "least"], *cells]))
+            text += [f"It took {made['minutes']} minutes.", *_missed(conversion.misses(made))]
+    return "\n\n".join([*text, *_by_steps(record["parts"]), environments(record["parts"])])
+
+
+def _by_steps(parts: list[Part]) -> list[str]:
+    """What fewer and more steps give, where that was measured."""
+    if len(parts) < 2:
+        return []
+    parts = sorted(parts, key=conversion.tokens_read)
+    lengths = [row["length"] for row in parts[0]["results"]]
+    cells = [
+        [
+            " + ".join(f"{steps:,}" for steps in made["fidelity"]["settings"]["steps"]),
+            f"{conversion.tokens_read(made):,}",
+            *(f"{row['cosine']:.4f}" for row in made["results"]),
+        ]
+        for made in parts
+    ]
+    return [
+        "What the last digits cost (`--steps`): steps of both stages, the tokens learned from, which the time goes by, "
+        "and the mean cosines.",
+        table([["steps", "tokens", *(f"at {length:,}" for length in lengths)], *cells]),
+    ]
 
 
 def memory(record: Record) -> str:

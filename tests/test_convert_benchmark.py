@@ -12,7 +12,7 @@ from test_pipelines import tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import conversion
+from benchmarks import conversion, parts
 
 
 @pytest.fixture
@@ -33,6 +33,17 @@ def test_it_measures_what_it_converted_and_says_what_does_not_hold(small):
     assert made["articles"] == 5
     assert made["fidelity"]["rows"][-1]["stage"] == "all"
     assert converted.config.relpos["schemes"][0]["type"] == "clipped"
+    made["of"] = {"what": "MiniLM"}
     (said,) = conversion.misses(made)
     assert said == f"cosine at 32 is {made['results'][1]['cosine']:.4f}, less than 1.1"
     assert conversion.misses({**made, "minutes": 16})[-1] == "it took 16 minutes, more than 15"
+
+
+def test_other_steps_are_a_part_by_themselves_of_which_nothing_is_asked(small, monkeypatch):
+    own = conversion.measured
+    monkeypatch.setattr(conversion, "measured", lambda threads, **given: own(threads, lengths=(8, 32), **given))
+    assert conversion.main(["--steps", "1", "2", "--threads", "1", "--output-dir", str(small)]) == 0
+    (made,) = parts.read_parts("conversion", small)
+    assert made["of"] == {"what": "MiniLM", "steps": [1, 2]}
+    assert conversion.misses(made) == []
+    assert conversion.tokens_read(made) == 3 * 256
