@@ -46,6 +46,14 @@ def test_each_setting_is_on_the_page_with_its_default(name):
     assert ast.literal_eval(default) == SETTINGS[name].default
 
 
+def test_the_commands_help_has_the_same_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(["convert", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"and how many for everything ({' '.join(map(str, SETTINGS['steps'].default))})" in said
+    assert f"tokens per step, about ({SETTINGS['batch_tokens'].default})" in said
+
+
 def test_the_lengths_on_the_page_are_those_of_a_bert():
     *most, last = map(str, default_lengths(512))
     assert f"the lengths are {', '.join(most)} and {last}." in PAGE

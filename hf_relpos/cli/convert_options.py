@@ -47,9 +47,9 @@ def add_command(commands: Any) -> None:
     training = parser.add_argument_group("training")
     training.add_argument(
         "--steps", nargs=2, type=int, metavar="N",
-        help="how many for tables and gates alone, and how many for everything (200 900)",
+        help="how many for tables and gates alone, and how many for everything (300 1500)",
     )  # fmt: skip
-    training.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens per step, about (512)")
+    training.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens per step, about (256)")
     training.add_argument(
         "--lengths", nargs="+", type=positive, metavar="N",
         help="of the sequences to learn from, in tokens (from an eighth of what MODEL reads to three times that)",
