@@ -3,13 +3,13 @@ PYTHON ?= python
 BIN = .venv-oldest/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format typecheck test test-fast test-grid test-oldest demo docs look build ci clean
+.PHONY: help install lint format typecheck test test-fast test-grid test-oldest demo docs notebooks look build ci clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
 
 install:  ## install the package, editable, with all extras and the tested versions
-	$(PYTHON) -m pip install -c constraints.txt -e ".[demo,test,dev,triton,docs,browser]"
+	$(PYTHON) -m pip install -c constraints.txt -e ".[demo,test,dev,triton,docs,browser,notebooks]"
 
 lint:  ## check style, formatting, and which module imports which
 	$(PYTHON) -m ruff check .
@@ -42,6 +42,9 @@ demo:  ## fine-tune BERT on BBC news without and with relative positions
 
 docs:  ## build the documentation site into build/site/; a warning is an error
 	$(PYTHON) -m sphinx -q -W --keep-going -c docs . build/site
+
+notebooks:  ## run the notebooks from the first cell to the last
+	$(PYTHON) -m pytest tests/test_notebooks.py -m notebooks
 
 look: docs  ## look at the site in Chromium, which has to be installed
 	$(PYTHON) -m pytest tests/test_browser.py -n 0 -m browser --pages=build/site

@@ -43,6 +43,8 @@ def _rows(texts: Texts, column: str) -> Iterable[Any]:
     what = in_words(texts)
     if isinstance(texts, (str, os.PathLike)):
         path = Path(texts)
+        if not str(texts).strip():
+            raise TextsError("`texts` is an empty name. Give a text file, the id of a data set on the Hub, or texts.")
         if path.is_file():
             return _paragraphs(path)
         texts = _load(str(texts))

@@ -37,9 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a browser, unless ``-m`` names it."""
-    if "browser" not in config.option.markexpr:
-        items[:] = [item for item in items if item.get_closest_marker("browser") is None]
+    """Leave out what needs a browser, or the extras that notebooks need, unless ``-m`` names it."""
+    for mark in ("browser", "notebooks"):
+        if mark not in config.option.markexpr:
+            items[:] = [item for item in items if item.get_closest_marker(mark) is None]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

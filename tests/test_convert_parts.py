@@ -71,6 +71,8 @@ def test_a_table_without_the_column_and_a_dictionary_of_tables_are_refused(tmp_p
         ids(tmp_path)
     with pytest.raises(TextsError, match=r"has the parts 'train'\. Give one"):
         ids(datasets.DatasetDict({"train": table}))
+    with pytest.raises(TextsError, match="an empty name"):
+        ids(" ")
     with pytest.raises(TextsError, match="give a text file, a data set"):
         ids({"text": ["w1 w2"]})
 
@@ -226,17 +228,16 @@ def test_the_report_is_a_table_and_comes_back_from_its_file(tmp_path):
     report.save(tmp_path / "fidelity.json")
     assert FidelityReport.load(tmp_path / "fidelity.json") == report
     assert str(report).splitlines()[-1].split() == ["all", "64", "0.7500", "0.5000", "1.0000"]
+    assert repr(report) == str(report)  # what a notebook shows
     assert "loss" not in str(report)
     assert report.final == report.rows[1:]
     report.plot(tmp_path / "fidelity.png")
     assert (tmp_path / "fidelity.png").stat().st_size > 1000
 
 
-def test_the_picture_of_a_very_good_copy_shows_that_it_is_one(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *args, **more: drawn.append(figure))
-    FidelityReport([FidelityRow("all", 64, 0.999995, 0.99999), FidelityRow("all", 128, 0.99999, 0.99998)]).plot("")
-    for axes in drawn[0].axes:
+def test_the_picture_of_a_very_good_copy_shows_that_it_is_one():
+    report = FidelityReport([FidelityRow("all", 64, 0.999995, 0.99999), FidelityRow("all", 128, 0.99999, 0.99998)])
+    for axes in report.figure().axes:
         low, high = axes.get_ylim()
         assert low <= 0.95
         assert high >= 1

@@ -6,7 +6,10 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # A field of a row -> its heading, and what the column says.
 COLUMNS = {
@@ -66,9 +69,9 @@ class FidelityRow:
     converted_loss: float | None = None
 
 
-@dataclass
+@dataclass(repr=False)
 class FidelityReport:
-    """What was measured before, and after each stage. ``print`` it.
+    """What was measured before, and after each stage. ``print`` it, or end a cell of a notebook with it.
 
     Attributes:
         rows: in the order of measuring.
@@ -109,6 +112,8 @@ class FidelityReport:
         return [name for name in COLUMNS if any(getattr(row, name) is not None for row in self.rows)]
 
     def __str__(self) -> str:
+        if not self.rows:
+            return "nothing was measured"
         cells = [list(self.table[0]), *(list(row.values()) for row in self.table)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
@@ -137,12 +142,8 @@ class FidelityReport:
             f"{self.longest} tokens):\n\n{self.markdown}\n"
         )
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the cosines over the length, a line for each stage. Needs matplotlib.
-
-        Args:
-            path: of the picture, for one ``"fidelity.png"``.
-        """
+    def figure(self) -> Figure:
+        """The cosines over the length, a line for each stage. Needs matplotlib, which is in the ``demo`` extra."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9.0, 3.8), layout="constrained")
@@ -164,7 +165,18 @@ class FidelityReport:
             axes.set_title(title)
             axes.grid(alpha=0.25)
             axes.legend(frameon=False)
-        figure.savefig(path, dpi=150)
+        return figure
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`figure` to a file. Needs matplotlib.
+
+        Args:
+            path: of the picture, for one ``"fidelity.png"``.
+        """
+        self.figure().savefig(path, dpi=150)
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _plain(value: Any) -> str:
