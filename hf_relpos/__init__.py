@@ -150,13 +150,17 @@ _peft.register(_adapter_types, _check_adapter, _check_mixed_batch)
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
+    if name == "nn":
+        return import_module("hf_relpos.nn")
     if name.startswith(CLASS_PREFIX):
         return getattr(configs if hasattr(configs, name) else import_module("hf_relpos.models"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
+    """What there is for users, which is what an editor completes; not the rooms that it comes from."""
     models = dir(import_module("hf_relpos.models"))
     classes = [name for name in models if name.startswith(CLASS_PREFIX) and name.isidentifier()]
     configs_made = [configs.config_name_of(family) for family in FAMILIES.values()]
-    return sorted({*globals(), *_LAZY, *classes, *configs_made})
+    of_python = [name for name in globals() if name.startswith("__")]
+    return sorted({*of_python, *__all__, "nn", *classes, *configs_made})

@@ -11,6 +11,7 @@ from hf_relpos.formats import FORMAT, current_engine, migrate
 from hf_relpos.names import ENGINE_NAMES
 from hf_relpos.schemes import SCHEMES, SchemeConfig
 from hf_relpos.schemes.base import TABLES
+from hf_relpos.schemes.spelling import meant_by
 from hf_relpos.version import __version__
 
 NATIVE = ("keep", "gate", "drop")
@@ -121,6 +122,16 @@ class RelPosConfig:
         """Whether a patch adds parameters."""
         return self.native == "gate" or self.gate != "none" or any(s.learns for s in self.scheme_configs)
 
+    def __str__(self) -> str:
+        """The choices as one would write them: the schemes, and what is not as by default. ``repr`` has all fields."""
+        schemes = ", ".join(map(str, self.scheme_configs))
+        others = [
+            f"{field.name}={value!r}"
+            for field in fields(self)
+            if field.name != "schemes" and (value := getattr(self, field.name)) != field.default
+        ]
+        return f"RelPosConfig({', '.join([schemes if len(self.scheme_configs) == 1 else f'[{schemes}]', *others])})"
+
     def _wrong(self, field: str, allowed: str) -> RelPosConfigError:
         return wrong_value("RelPosConfig", field, getattr(self, field), allowed)
 
@@ -201,7 +212,8 @@ def _scheme(entry: Any, version: str | None = None) -> SchemeConfig:
     given = dict(entry)
     name = given.pop("type", None)
     if name not in SCHEMES:
-        raise wrong_value("RelPosConfig", "scheme", name, f"one of {_scheme_names()}{_written_by(version)}")
+        error = wrong_value("RelPosConfig", "scheme", name, f"one of {_scheme_names()}{_written_by(version)}")
+        raise RelPosConfigError(f"{error}{meant_by(name)}")
     scheme = SCHEMES[name]
     refuse_unknown(scheme.__name__, given, scheme.names(), _written_by(version))
     return scheme(**given)

@@ -12,7 +12,17 @@ from hf_relpos.schemes import AttentionGeometry
 from hf_relpos.terms import RelativeTerms
 
 
-class HeadGate(nn.Module):
+class _Gate(nn.Module):
+    """Base of the gates, which have a learned ``weight``."""
+
+    weight: nn.Parameter
+
+    def extra_repr(self) -> str:
+        """The shape, for ``print(model)``."""
+        return "x".join(map(str, self.weight.shape))
+
+
+class HeadGate(_Gate):
     """One learned factor per head, ``[heads]``."""
 
     def __init__(self, geometry: AttentionGeometry) -> None:
@@ -32,7 +42,7 @@ class HeadGate(nn.Module):
         return terms.scaled(self.weight)
 
 
-class TokenGate(nn.Module):
+class TokenGate(_Gate):
     """A factor per query and head, computed from the query: ``2 * sigmoid(q . weight + bias)``, between 0 and 2."""
 
     def __init__(self, geometry: AttentionGeometry) -> None:

@@ -36,7 +36,8 @@ def patch_model(model: Model, relpos: RelPosLike, **choices: Never) -> Model:
     Args:
         model: a model of Transformers, of one of ``hf_relpos.families.FAMILIES``, with any head. Patch before wrapping
             it (PEFT, DDP, ``torch.compile``, ``accelerator.prepare``) and before making the optimizer.
-        relpos: a scheme config, a scheme's name, several of these, or a :class:`RelPosConfig`.
+        relpos: a scheme config (``Shaw(max_distance=16)``), a scheme's name (``"t5"``), a list of several, which add
+            up, or a :class:`RelPosConfig`, which has all the choices.
         **choices: none; those of a :class:`RelPosConfig`, given here, are told where they belong.
 
     Returns:

@@ -500,7 +500,9 @@ def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(options, s
     ("given", "said"),
     [
         ({"train": [("w1", "up"), ("w2", "down")]}, "none to measure on"),
-        ({"train": ["w1 w2"]}, "must be a data set with the columns 'text' and 'label', or pairs of these"),
+        ({"train": ["w1 w2"]}, "pairs of these: of a text and of a name or a whole number, and not 'w1 w2'"),
+        ({"train": "rows.csv"}, "and not 'rows.csv'"),
+        ({"model": tiny.build("bert"), "train": ROWS}, "`model` is a BertForMaskedLM, but must be a folder"),
         ({"train": [("w1 w2", None)]}, "a name or a whole number, and not ('w1 w2', None)"),
         ({"train": ROWS, "seeds": ["0"]}, "`seeds` is ['0'], but must be different whole numbers"),
         ({"train": ROWS, "steps": 1.5}, "`steps` is 1.5, but must be a whole number above 0"),
@@ -508,11 +510,11 @@ def test_what_cannot_be_done_is_told_in_a_line_and_nothing_is_written(options, s
         ({"train": ROWS, "task": "parsing"}, "`task` is 'parsing', but must be one of 'classification', 'distance'"),
         ({"train": ROWS, "evaluation": ROWS, "task": "distance"}, "takes a part of `train` itself"),
     ],
-    ids=["few", "labels", "label", "seeds", "steps", "epochs", "task", "evaluation"],
+    ids=["few", "labels", "file", "model", "label", "seeds", "steps", "epochs", "task", "evaluation"],
 )
 def test_what_the_function_cannot_do_is_told(given, said, model):
     with pytest.raises(ComparisonError, match=re.escape(said)):
-        compare(model, **{**FEW, "settings": ["unpatched"], **given})
+        compare(**{**FEW, "model": model, "settings": ["unpatched"], **given})
 
 
 @pytest.mark.parametrize("patch", [False, True], ids=["nothing", "patched"])

@@ -33,6 +33,14 @@ def test_json_brings_back_the_same_config(config: RelPosConfig):
     assert written["version"] == hf_relpos.__version__
 
 
+@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
+def test_a_config_prints_as_one_would_write_it(config: RelPosConfig):
+    assert eval(str(config), vars(hf_relpos)) == config
+    assert str(RelPosConfig(["t5", Shaw(8)], window=4)) == (
+        "RelPosConfig([T5Bias(num_buckets=32, max_distance=128), Shaw(max_distance=8)], window=4)"
+    )
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_json_holds_every_choice(name: str):
     written = RelPosConfig(name).to_dict()

@@ -71,6 +71,23 @@ def test_unknown_scheme_or_field_is_named_and_the_model_unchanged(relpos, words)
 
 
 @pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Shaw", "Did you mean 'shaw'?"),
+        ("ClippedBias", "Did you mean 'clipped'?"),
+        (
+            "shaw:8,value=false",
+            "'shaw:8,value=false' is how a command is told; here it is Shaw(max_distance=8, value=False).",
+        ),
+        ("sandwich", ""),
+    ],
+)
+def test_what_was_probably_meant_by_a_name_that_no_scheme_has_is_told(name, hint):
+    said = refused(RelPosConfigError, f"`scheme` is {name!r}", call=functools.partial(RelPosConfig, name))
+    assert said.partition("'dynamic_convolution'.")[2].strip() == hint
+
+
+@pytest.mark.parametrize(
     ("relpos", "named"),
     [(Shaw, "Shaw"), ([T5Bias], "T5Bias"), (RelPosConfig, "RelPosConfig"), ({"schemes": Shaw}, "Shaw")],
 )
@@ -81,6 +98,10 @@ def test_a_class_in_place_of_what_is_made_of_it_is_told_so(relpos, named):
         model=build("bert"),
         relpos=relpos,
     )
+
+
+def test_a_name_in_place_of_a_model_is_never_taken_for_one_without_a_patch():
+    refused(UnsupportedModelError, "was given 'bert' (str)", call=functools.partial(is_patched, "bert"))
 
 
 def test_the_class_of_a_model_in_place_of_a_model_is_told_so():
@@ -117,7 +138,7 @@ def test_choices_beside_relpos_are_told_where_they_belong_while_loading_too(tmp_
     ("cls", "words"),
     [
         (RelPosConfig, ("'schemes'", "'engine'", "a scheme has")),
-        (Shaw, ("'max_distance'", "'rank'")),
+        (Shaw, ("'max_distance'", "'rank'", "such as `native`, goes into RelPosConfig")),
         (T5Bias, ("'num_buckets'",)),
     ],
 )

@@ -7,6 +7,7 @@ import tiny
 import transformers
 from tiny import ENCODER_DECODERS, FAMILIES, GATES, NATIVE, SCHEMES, build, choices, few, patched
 
+import hf_relpos
 from hf_relpos import (
     ClippedBias,
     PatchReport,
@@ -105,9 +106,15 @@ def test_number_of_added_parameters_is_what_the_documentation_says(native, gate)
 
 def test_repr_shows_schemes_gates_and_engine():
     text = repr(patched("bert", "sum", "gate", "token", window=4, engine="eager"))
-    for word in ("RelPosBertForMaskedLM", "RelPosLayer", "Shaw", "T5Bias", "ClippedBias", "TokenGate", "relpos_gate",
-                 "engine='eager'", "window=4"):  # fmt: skip
+    for word in ("RelPosBertForMaskedLM", "RelPosLayer", "Shaw", "T5Bias", "ClippedBias",
+                 f"TokenGate({tiny.HEADS}x{tiny.HEAD_DIM})", "relpos_gate", "engine='eager'", "window=4"):  # fmt: skip
         assert word in text, word
+
+
+def test_an_editor_completes_what_is_for_users_and_nothing_else():
+    offered = {name for name in dir(hf_relpos) if not name.startswith(("__", "RelPos"))}
+    assert offered == {name for name in hf_relpos.__all__ if not name.startswith(("__", "RelPos"))} | {"nn"}
+    assert all(hasattr(hf_relpos, name) for name in dir(hf_relpos))
 
 
 def test_report_goes_with_the_patch():

@@ -53,6 +53,11 @@ def prepare(
         ComparisonError: for what cannot be compared.
         RelPosError: what :func:`hf_relpos.patch_model` and :func:`hf_relpos.convert` refuse.
     """
+    if not isinstance(model, (str, os.PathLike)):
+        raise ComparisonError(
+            f"`model` is a {type(model).__name__}, but must be a folder, or the id of a model on the Hub: each run "
+            "loads it anew. Save yours into a folder with save_pretrained, and its tokenizer too."
+        )
     if task not in TASKS:
         raise ComparisonError(f"`task` is {task!r}, but must be one of {', '.join(map(repr, TASKS))}.")
     if steps is not None and epochs is not None:

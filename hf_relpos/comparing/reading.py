@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from hf_relpos.comparing.errors import ComparisonError
@@ -52,17 +53,18 @@ def _pairs(option: str, rows: Any) -> list[tuple[str, str]]:
         rows = zip(rows["text"], rows["label"], strict=True)
     else:
         name = str
-    try:
-        pairs = [(text, label) for text, label in rows]
-    except (TypeError, ValueError):
-        pairs = [(None, None)]
-    wrong = [pair for pair in pairs if not (isinstance(pair[0], str) and isinstance(pair[1], (str, int)))]
-    if wrong:
-        raise ComparisonError(
-            f"`{option}` must be a data set with the columns 'text' and 'label', or pairs of these: of a text and of a "
-            f"name or a whole number, and not {wrong[0]}."
-        )
-    return [(text, name(label)) for text, label in pairs]
+    pairs = []
+    for row in [None] if isinstance(rows, str) or not isinstance(rows, Iterable) else rows:
+        match row:
+            case (str() as text, (str() | int()) as label):
+                pairs.append((text, name(label)))
+            case _:
+                wrong = shorten(repr(rows if row is None else row), 100)
+                raise ComparisonError(
+                    f"`{option}` must be a data set with the columns 'text' and 'label', or pairs of these: of a text "
+                    f"and of a name or a whole number, and not {wrong}."
+                )
+    return pairs
 
 
 def _name_of(given: Any) -> str:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_relpos.compat.pytorch import are_flattened, without_wrappers
 from hf_relpos.config import RelPosConfig
-from hf_relpos.errors import PatchStateError, RelPosError
+from hf_relpos.errors import PatchStateError, RelPosError, UnsupportedModelError
 from hf_relpos.families import Family
 from hf_relpos.families.tables import NativeGate
 from hf_relpos.layer import RelPosLayer
@@ -23,7 +23,15 @@ from hf_relpos.schemes import AttentionGeometry
 
 
 def is_patched(model: nn.Module) -> bool:
-    """Whether a model, or a model inside it, has relative positions."""
+    """Whether a model, or a model inside it, has relative positions.
+
+    Raises:
+        UnsupportedModelError: (a ``TypeError``) for what is no model of PyTorch.
+    """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"is_patched takes a model, but was given {model!r} ({type(model).__name__}). Load it first."
+        )
     return any(is_patched_model(module) or isinstance(module, RelPosLayer) for module in model.modules())
 
 

@@ -90,7 +90,9 @@ class SchemeConfig(ABC):
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """A new config, if it has all the fields given."""
-        refuse_unknown(cls.__name__, given, cls.names())
+        refuse_unknown(
+            cls.__name__, given, cls.names(), "; what is no scheme's own, such as `native`, goes into RelPosConfig"
+        )
         return super().__new__(cls)
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 from hf_relpos.errors import RelPosConfigError, refuse_unknown
@@ -37,6 +38,17 @@ def parse(given: str) -> SchemeConfig:
     scheme = SCHEMES[name]
     refuse_unknown(scheme.__name__, fields, scheme.names())
     return scheme(**fields)
+
+
+def meant_by(given: object) -> str:
+    """What was probably meant by a name that no scheme has, as a sentence; nothing where no other is near it."""
+    if not isinstance(given, str):
+        return ""
+    with suppress(RelPosConfigError):
+        return f" {given!r} is how a command is told; here it is {parse(given)}."
+    called = {name: name for name in SCHEMES} | {scheme.__name__.lower(): name for name, scheme in SCHEMES.items()}
+    near = get_close_matches(given.lower(), called, n=1)
+    return f" Did you mean {called[near[0]]!r}?" if near else ""
 
 
 def spell(scheme: SchemeConfig) -> str:
