@@ -283,6 +283,85 @@ void run(const Call& call, i64 tasks, Body body) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Vectors
+// ---------------------------------------------------------------------------------------------------------------------
+
+template <class T>
+INLINE void fill(T* to, i64 count, T number) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) to[j] = number;
+}
+
+template <class T>
+INLINE void copy(T* RESTRICT to, const T* RESTRICT numbers, i64 count) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) to[j] = numbers[j];
+}
+
+template <class T>
+INLINE T sum(const T* RESTRICT numbers, i64 count) {
+    T total = 0;
+#pragma omp simd reduction(+ : total)
+    for (i64 j = 0; j < count; ++j) total += numbers[j];
+    return total;
+}
+
+template <class T>
+INLINE T dot(const T* RESTRICT a, const T* RESTRICT b, i64 count) {
+    T total = 0;
+#pragma omp simd reduction(+ : total)
+    for (i64 j = 0; j < count; ++j) total += a[j] * b[j];
+    return total;
+}
+
+template <class T>
+INLINE void add(T* RESTRICT to, const T* RESTRICT numbers, i64 count) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) to[j] += numbers[j];
+}
+
+template <class T>
+INLINE void add_scaled(T* RESTRICT to, const T* RESTRICT numbers, i64 count, T factor) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) to[j] += factor * numbers[j];
+}
+
+template <class T>
+INLINE void scale_by(T* numbers, i64 count, T factor) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) numbers[j] *= factor;
+}
+
+template <class T>
+INLINE void multiply_by(T* RESTRICT numbers, const T* RESTRICT factors, i64 count) {
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) numbers[j] *= factors[j];
+}
+
+// Dot products of a vector with four others, and the sum of four vectors, each times a factor.
+template <class T>
+INLINE void dot_four(const T* RESTRICT a, const T* RESTRICT b0, const T* RESTRICT b1, const T* RESTRICT b2,
+                     const T* RESTRICT b3, i64 count, T* to) {
+    T s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+    for (i64 j = 0; j < count; ++j) {
+        s0 += a[j] * b0[j];
+        s1 += a[j] * b1[j];
+        s2 += a[j] * b2[j];
+        s3 += a[j] * b3[j];
+    }
+    to[0] = s0, to[1] = s1, to[2] = s2, to[3] = s3;
+}
+
+template <class T>
+INLINE void add_four_scaled(T* RESTRICT to, const T* RESTRICT b0, const T* RESTRICT b1, const T* RESTRICT b2,
+                            const T* RESTRICT b3, i64 count, const T* factors) {
+    const T f0 = factors[0], f1 = factors[1], f2 = factors[2], f3 = factors[3];
+#pragma omp simd
+    for (i64 j = 0; j < count; ++j) to[j] += f0 * b0[j] + f1 * b1[j] + f2 * b2[j] + f3 * b3[j];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Matrix products
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -347,6 +426,50 @@ FOR_EACH_PROCESSOR void multiply_ourselves(i64 m, i64 n, i64 k, double alpha, Ma
     own_product(m, n, k, alpha, a, b, beta, c);
 }
 
+// The product of a single row, as in a step of generation, for which a library's takes longer to begin than to end. Rows
+// of b go by fours: so often is a, or c, not read again.
+template <class T>
+INLINE void row_product(i64 n, i64 k, T alpha, const T* RESTRICT a, Matrix<const T> b, T beta, T* RESTRICT c) {
+    if (beta == T(0)) {
+        fill(c, n, T(0));  // what is there already may be anything
+    } else if (beta != T(1)) {
+        scale_by(c, n, beta);
+    }
+    const i64 rows = b.form == TRANSPOSED ? n : k;
+    i64 i = 0;
+    for (; i + 4 <= rows; i += 4) {
+        const T* RESTRICT first = b.data + i * b.stride;
+        const T* RESTRICT second = first + b.stride;
+        const T* RESTRICT third = second + b.stride;
+        const T* RESTRICT fourth = third + b.stride;
+        if (b.form == TRANSPOSED) {
+            T sums[4] = {};
+            dot_four(a, first, second, third, fourth, k, sums);
+            for (i64 j = 0; j < 4; ++j) c[i + j] += alpha * sums[j];
+        } else {
+            const T factors[4] = {alpha * a[i], alpha * a[i + 1], alpha * a[i + 2], alpha * a[i + 3]};
+            add_four_scaled(c, first, second, third, fourth, n, factors);
+        }
+    }
+    for (; i < rows; ++i) {
+        const T* row = b.data + i * b.stride;
+        if (b.form == TRANSPOSED) {
+            c[i] += alpha * dot(a, row, k);
+        } else {
+            add_scaled(c, row, n, alpha * a[i]);
+        }
+    }
+}
+
+FOR_EACH_PROCESSOR void multiply_row(i64 n, i64 k, float alpha, const float* a, Matrix<const float> b, float beta,
+                                     float* c) {
+    row_product(n, k, alpha, a, b, beta, c);
+}
+FOR_EACH_PROCESSOR void multiply_row(i64 n, i64 k, double alpha, const double* a, Matrix<const double> b, double beta,
+                                     double* c) {
+    row_product(n, k, alpha, a, b, beta, c);
+}
+
 template <class T>
 class Products {
   public:
@@ -363,6 +486,7 @@ class Products {
                 for (i64 i = 0; i < m; ++i) std::fill_n(c.data + i * c.stride, n, T(0));
             return;
         }
+        if (m == 1 && a.form == AS_IS) return multiply_row(n, k, alpha, a.data, b, beta, c.data);
         if (!fortran_) return multiply_ourselves(m, n, k, alpha, a, b, beta, c);
         // Fortran's matrices are column-major: it is told the transposed product, with the factors swapped.
         const char b_form = b.form, a_form = a.form;
@@ -547,58 +671,6 @@ INLINE T exponentiate(T* RESTRICT scores, const T* RESTRICT added, i64 count, T 
         total += e;
     }
     return total;
-}
-
-template <class T>
-INLINE void fill(T* to, i64 count, T number) {
-#pragma omp simd
-    for (i64 j = 0; j < count; ++j) to[j] = number;
-}
-
-template <class T>
-INLINE void copy(T* RESTRICT to, const T* RESTRICT numbers, i64 count) {
-#pragma omp simd
-    for (i64 j = 0; j < count; ++j) to[j] = numbers[j];
-}
-
-template <class T>
-INLINE T sum(const T* RESTRICT numbers, i64 count) {
-    T total = 0;
-#pragma omp simd reduction(+ : total)
-    for (i64 j = 0; j < count; ++j) total += numbers[j];
-    return total;
-}
-
-template <class T>
-INLINE T dot(const T* RESTRICT a, const T* RESTRICT b, i64 count) {
-    T total = 0;
-#pragma omp simd reduction(+ : total)
-    for (i64 j = 0; j < count; ++j) total += a[j] * b[j];
-    return total;
-}
-
-template <class T>
-INLINE void add(T* RESTRICT to, const T* RESTRICT numbers, i64 count) {
-#pragma omp simd
-    for (i64 j = 0; j < count; ++j) to[j] += numbers[j];
-}
-
-template <class T>
-INLINE void add_scaled(T* RESTRICT to, const T* RESTRICT numbers, i64 count, T factor) {
-#pragma omp simd
-    for (i64 j = 0; j < count; ++j) to[j] += factor * numbers[j];
-}
-
-template <class T>
-INLINE void scale_by(T* numbers, i64 count, T factor) {
-#pragma omp simd
-    for (i64 j = 0; j < count; ++j) numbers[j] *= factor;
-}
-
-template <class T>
-INLINE void multiply_by(T* RESTRICT numbers, const T* RESTRICT factors, i64 count) {
-#pragma omp simd
-    for (i64 j = 0; j < count; ++j) numbers[j] *= factors[j];
 }
 
 // Rows of numbers over the offsets of a span, one for each query; stride zero: one for all.
