@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -38,7 +36,7 @@ class HeadGate(_Gate):
         """The terms with each head's tables times its factor; for one query, with the factors as its gate."""
         if query.shape[2] == 1:
             # In a step of generation there are fewer numbers to gate than the tables have.
-            return replace(terms, gate=self.weight.view(1, -1, 1))
+            return terms._replace(gate=self.weight.view(1, -1, 1))
         return terms.scaled(self.weight)
 
 
@@ -59,7 +57,7 @@ class TokenGate(_Gate):
     def forward(self, terms: RelativeTerms, query: Tensor) -> RelativeTerms:
         """The terms with a gate ``[batch, heads, queries]`` for queries ``[batch, heads, queries, head_dim]``."""
         logits = torch.einsum("bhqd,hd->bhq", query, self.weight.to(query)) + self.bias.to(query)[:, None]
-        return replace(terms, gate=2 * torch.sigmoid(logits))
+        return terms._replace(gate=2 * torch.sigmoid(logits))
 
 
 GATES: dict[str, type[HeadGate] | type[TokenGate] | None] = {"none": None, "head": HeadGate, "token": TokenGate}

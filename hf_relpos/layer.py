@@ -57,8 +57,9 @@ class RelPosLayer(nn.Module):
                 branch = part.branch if branch is None else branch + part.branch
         if terms is None:
             terms = RelativeTerms()
-        if self.gate is not None:
-            terms = self.gate(terms, call.query)
+        gate = self.gate
+        if gate is not None:
+            terms = gate(terms, call.query)
         if native_bias is not None:
             terms = terms.with_native_bias(native_bias)
         return Contribution(terms, query, key, branch)

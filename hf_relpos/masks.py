@@ -101,8 +101,8 @@ class AttentionMask:
         """Whether a key may be hidden from a query."""
         last = self.key_length - 1
         sees_all = not self.causal or (isinstance(self.query_offset, int) and self.query_offset >= last)
-        rules = (self.window, self.pattern, self.dense)
-        return self.hides_keys or not sees_all or any(rule is not None for rule in rules)
+        has_rules = self.window is not None or self.pattern is not None or self.dense is not None
+        return has_rules or not sees_all or self.hides_keys
 
     @property
     def is_plain_causal(self) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class RelativeTerms:
+class RelativeTerms(NamedTuple):
     r"""What relative positions add to an attention layer.
 
     An offset is ``key position - query position``. A table over offsets with ``2k + 1`` rows stores offset ``o`` at
@@ -44,8 +43,7 @@ class RelativeTerms:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to add, so that plain attention is the answer."""
-        tables = (self.bias, self.query, self.key, self.value, self.native_bias)
-        return all(table is None for table in tables)
+        return self.bias is self.query is self.key is self.value is self.native_bias is None
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
@@ -55,17 +53,9 @@ class RelativeTerms:
     @property
     def named(self) -> dict[str, Tensor]:
         """The tables there are, and the gate, by name."""
-        tensors = {
-            "bias": self.bias,
-            "query": self.query,
-            "key": self.key,
-            "value": self.value,
-            "gate": self.gate,
-            "native_bias": self.native_bias,
-        }
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return {name: tensor for name, tensor in zip(self._fields, self, strict=True) if tensor is not None}
 
-    def __add__(self, other: RelativeTerms) -> RelativeTerms:
+    def __add__(self, other: RelativeTerms) -> RelativeTerms:  # type: ignore[override]
         """The terms of two schemes that act together. Neither may be gated yet.
 
         Raises:
@@ -87,19 +77,18 @@ class RelativeTerms:
         def times(table: Tensor | None) -> Tensor | None:
             return None if table is None else table * factor.view(-1, *[1] * (table.ndim - 1)).to(table)
 
-        return replace(
-            self, bias=times(self.bias), query=times(self.query), key=times(self.key), value=times(self.value)
+        return self._replace(
+            bias=times(self.bias), query=times(self.query), key=times(self.key), value=times(self.value)
         )
 
     def with_native_bias(self, native_bias: Tensor) -> RelativeTerms:
         """These terms and a bias that no gate touches."""
-        return replace(self, native_bias=add_tables(self.native_bias, native_bias))
+        return self._replace(native_bias=add_tables(self.native_bias, native_bias))
 
     def to(self, dtype: torch.dtype) -> RelativeTerms:
         """These terms with every tensor in another dtype; themselves if that is so already."""
-        if all(tensor.dtype == dtype for tensor in self.named.values()):
-            return self
-        return RelativeTerms(**{name: tensor.to(dtype) for name, tensor in self.named.items()})
+        is_so = [tensor is None or tensor.dtype == dtype for tensor in self]
+        return self if all(is_so) else RelativeTerms(*[None if tensor is None else tensor.to(dtype) for tensor in self])
 
 
 def horizon(table: Tensor, dim: int = 1) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +26,7 @@ SECOND = "second derivatives"
 BATCHED = "batched gradients (`is_grads_batched`, or `vmap` over a backward pass)"
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
+class Case(NamedTuple):
     """One call of attention, as engines are asked about it. The attributes are those of `engines.attend`."""
 
     query: Tensor
@@ -44,7 +44,8 @@ class Case:
     @property
     def dtype(self) -> torch.dtype:
         """The widest of the dtypes of queries, keys and values."""
-        return torch.promote_types(self.query.dtype, torch.promote_types(self.key.dtype, self.value.dtype))
+        query, key, value = self.query.dtype, self.key.dtype, self.value.dtype
+        return query if query == key == value else torch.promote_types(query, torch.promote_types(key, value))
 
     @property
     def pairs(self) -> int:

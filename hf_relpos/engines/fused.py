@@ -5,8 +5,6 @@ Each kind of hardware has a record like that of an engine; it is asked after wha
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -24,9 +22,6 @@ HARDWARE: dict[str, Engine] = {"cpu": cpu.ENGINE, "cuda": cuda.ENGINE}
 def refuses(case: Case) -> str | None:
     """What of a case this engine cannot take exactly, in words; None if it takes it."""
     mask = case.mask
-    given = [case.query, case.key, case.value, *case.terms.named.values()]
-    if mask.padding is not None:
-        given.append(mask.padding)
     compiling = torch.compiler.is_compiling()
     if torch.jit.is_tracing():
         return "torch.jit.trace"
@@ -34,24 +29,29 @@ def refuses(case: Case) -> str | None:
         return "torch.export"
     if pytorch.is_transformed():
         return "transforms of torch.func"
-    for tensor in given:
+    device = case.query.device
+    if device.type not in HARDWARE:
+        return f"tensors on {device.type!r}"
+    for tensor in (case.query, case.key, case.value, *case.terms, mask.padding):
+        if tensor is None:
+            continue
         if not compiling and type(tensor) not in PLAIN:
             return f"tensors of type {type(tensor).__name__}"
-        device = tensor.device.type
-        if device not in HARDWARE or device != case.device:
-            return f"tensors on {device!r}"
+        if tensor.device != device:
+            return f"tensors on {str(tensor.device)!r} beside queries on {str(device)!r}"
     if mask.pattern is not None or mask.dense is not None:
         return "masks other than causality, padding and a window"
     if not isinstance(mask.query_offset, (int, torch.SymInt)):
         return "a position that is only known on the device"
     if not compiling and case.has_tangents:
         return "forward-mode differentiation"
-    return HARDWARE[case.device].refuses(case)
+    return HARDWARE[device.type].refuses(case)
 
 
 def pays_off(case: Case) -> bool:
     """Whether the hardware is made use of; where there is nothing for it, another question is why."""
-    return case.device not in HARDWARE or HARDWARE[case.device].pays_off(case)
+    hardware = HARDWARE.get(case.device)
+    return hardware is None or hardware.pays_off(case)
 
 
 def attend(
@@ -72,13 +72,17 @@ def attend(
     Raises:
         ValueError: if the shapes do not fit one another.
     """
-    dtype = Case(query, key, value, terms, mask).dtype
+    dtype = query.dtype
+    if not dtype == key.dtype == value.dtype:
+        widest = Case(query, key, value, terms, mask).dtype
+        states = (query.to(widest), key.to(widest), value.to(widest))
+        return attend(*states, terms, mask, scale=scale, dropout=dropout)[0].to(dtype), None
     terms = terms.to(torch.promote_types(dtype, torch.float32))
     if terms.gate is None and terms.native_bias is not None:
-        terms = replace(terms, bias=add_tables(terms.bias, terms.native_bias), native_bias=None)
+        terms = terms._replace(bias=add_tables(terms.bias, terms.native_bias), native_bias=None)
     hardware = HARDWARE[query.device.type]
-    states = (query.to(dtype), key.to(dtype), value.to(dtype))
-    return hardware.attend(*states, terms, mask, scale=scale, dropout=dropout)[0].to(query.dtype), None
+    output, _ = hardware.attend(query, key, value, terms, mask, scale=scale, dropout=dropout)
+    return output, None
 
 
 ENGINE = Engine("fused", attend, refuses, pays_off, guards=True)

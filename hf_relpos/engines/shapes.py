@@ -18,21 +18,26 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, terms: RelativeTerms
     value_dim = value.shape[-1]
     if heads % max(key_heads, 1) or (heads and not key_heads):
         raise ValueError(f"{heads} heads can't share {key_heads} heads of the keys: the latter must divide them.")
-    _check("key", key, (batch, key_heads, keys, dim))
-    _check("value", value, (batch, key_heads, keys, value_dim))
+    if key.shape != (batch, key_heads, keys, dim):
+        raise _misfit("key", key, (batch, key_heads, keys, dim))
+    if value.shape != (batch, key_heads, keys, value_dim):
+        raise _misfit("value", value, (batch, key_heads, keys, value_dim))
     for name, table, columns in (
         ("bias", terms.bias, ()), ("native bias", terms.native_bias, ()),
         ("table on the query", terms.query, (dim,)), ("table on the key", terms.key, (dim,)),
         ("table on the value", terms.value, (value_dim,)),
     ):  # fmt: skip
-        if table is not None:
-            tables, rows = table.shape[:2]
-            odd = rows if rows % 2 else rows + 1
-            _check(name, table, (1 if tables == 1 else heads, odd, *columns))
+        if table is None:
+            continue
+        tables, rows, *_ = table.shape
+        fitting = (1 if tables == 1 else heads, rows if rows % 2 else rows + 1, *columns)
+        if table.shape != fitting:
+            raise _misfit(name, table, fitting)
     if terms.gate is not None:
-        _check("gate", terms.gate, (1 if len(terms.gate) == 1 else batch, heads, queries))
+        fitting = (1 if terms.gate.shape[0] == 1 else batch, heads, queries)
+        if terms.gate.shape != fitting:
+            raise _misfit("gate", terms.gate, fitting)
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tensor.shape != shape:
-        raise ValueError(f"The {name} has shape {list(tensor.shape)}, but must have {list(shape)}.")
+def _misfit(name: str, tensor: Tensor, shape: tuple[int, ...]) -> ValueError:
+    return ValueError(f"The {name} has shape {list(tensor.shape)}, but must have {list(shape)}.")

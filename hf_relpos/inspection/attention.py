@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,7 @@ def without_native(model: Any) -> Iterator[None]:
     """
 
     def unbiased(layer: RelPosLayer, arguments: tuple[AttentionCall, ...], made: Contribution) -> Contribution:
-        return made._replace(terms=replace(made.terms, native_bias=None))
+        return made._replace(terms=made.terms._replace(native_bias=None))
 
     def mean(table: nn.Module, arguments: tuple[Any, ...], rows: Tensor) -> Tensor:
         return rows.mean(-2, keepdim=True).expand_as(rows)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,7 +67,7 @@ def _added_scores(call: AttentionCall, made: Contribution, scale: float) -> Tens
     """What a layer's schemes add to the scores ``[batch, heads, queries, keys]``: by their terms, and by a rotation."""
     heads = call.query.shape[1]
     query, key = made.query.float(), per_head(made.key.float(), heads)
-    terms = replace(made.terms, native_bias=None).to(torch.float32)
+    terms = made.terms._replace(native_bias=None).to(torch.float32)
     gate = None if terms.gate is None else terms.gate[..., None]
     scores = query.new_zeros(*query.shape[:3], key.shape[2])
     relative = relative_scores(query * scale, key, terms, gate, 0, scale)

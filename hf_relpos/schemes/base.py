@@ -239,7 +239,8 @@ class LearnedTable(nn.Module):
 
     def forward(self) -> Tensor:
         """The table in its full shape."""
-        return self.weight if hasattr(self, "weight") else self.left @ self.right
+        weight: Tensor | None = getattr(self, "weight", None)
+        return self.left @ self.right if weight is None else weight
 
     def extra_repr(self) -> str:
         """Shapes, for ``print(model)``."""

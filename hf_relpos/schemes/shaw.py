@@ -90,7 +90,5 @@ class ShawScheme(Scheme):
 
     def tables(self, reach: int, like: Tensor) -> RelativeTerms:
         """The two tables; ``q_i . a^K`` is the query's term."""
-        return RelativeTerms(
-            query=None if self.key_table is None else self.key_table(),
-            value=None if self.value_table is None else self.value_table(),
-        )
+        key, value = self.key_table, self.value_table
+        return RelativeTerms(query=None if key is None else key(), value=None if value is None else value())

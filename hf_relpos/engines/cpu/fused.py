@@ -6,14 +6,13 @@ The kernel is `kernel.cpp`; here it becomes two operators of PyTorch, so that a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from hf_relpos.compat import pytorch
-from hf_relpos.engines.cpu.library import DTYPES, Call, Kernel, Strided, Table, address, load
+from hf_relpos.engines.cpu.library import DTYPES, Kernel, address, load, strided, table
 from hf_relpos.engines.engine import BATCHED, NOT_DERIVED, PLAIN, SECOND, Case, Engine
 from hf_relpos.engines.shapes import check_shapes
 from hf_relpos.masks import AttentionMask
@@ -64,24 +63,23 @@ def attend(
     Raises:
         ValueError: if the shapes do not fit one another.
     """
-    tensors = (
-        query, key, value, terms.bias, terms.native_bias, terms.query, terms.key, terms.value, terms.gate
-    )  # fmt: skip
     compiling = torch.compiler.is_compiling()
     padding = mask.padding if compiling or mask.hides_keys else None
     seed = torch.randint(2**62, (1,), device="cpu") if dropout > 0 else None
-    query_offset: int = mask.query_offset  # type: ignore[assignment]  # a tensor is refused
-    rules = (query_offset, mask.causal, mask.window, scale, dropout)
-    learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    learns = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (query, key, value, *terms)
+    )
     if learns and padding is not None and not compiling:
         # The backward pass reads the padding again, and must not see what the caller writes into it meanwhile.
         padding = padding.clone()
+    query_offset: int = mask.query_offset  # type: ignore[assignment]  # a tensor is refused
+    call = _Call(query, key, value, *terms, padding, seed, query_offset, mask.causal, mask.window, scale, dropout)
     if compiling or pytorch.is_watched():
-        output, _ = torch.ops.hf_relpos.fused_attention.default(*tensors, padding, seed, *rules)
+        output, _ = torch.ops.hf_relpos.fused_attention.default(*call)
     elif learns:
-        output, _ = _Attention.apply(*tensors, padding, seed, *rules)
+        output, _ = _Attention.apply(*call)
     else:
-        output, _ = _forward(*tensors, padding, seed, *rules)
+        output, _ = _forward(*call)
     return output, None
 
 
@@ -90,68 +88,70 @@ def attend(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """The tensors of a call, in the order of the operators' arguments."""
+class _Call(NamedTuple):
+    """A call, in the order of the operators' arguments."""
 
     query: Tensor
     key: Tensor
     value: Tensor
+    # The terms, in their order.
     bias: Tensor | None
-    native_bias: Tensor | None
     query_table: Tensor | None
     key_table: Tensor | None
     value_table: Tensor | None
     gate: Tensor | None
-
-    def check(self) -> None:
-        """Refuse shapes that do not fit one another: the kernel reads memory by them.
-
-        Raises:
-            ValueError: names the tensor, its shape and the shape that fits.
-        """
-        tables = {"query": self.query_table, "key": self.key_table, "value": self.value_table}
-        terms = RelativeTerms(bias=self.bias, native_bias=self.native_bias, gate=self.gate, **tables)
-        check_shapes(self.query, self.key, self.value, terms)
-
-    def record(
-        self,
-        tokens: Tensor | None,
-        seed: Tensor | None,
-        rules: _Rules,
-        output: Tensor,
-        log_sums: Tensor,
-        gradients: Sequence[Tensor | None] = (None,) * 9,
-    ) -> Call:
-        """What the kernel is told in either pass; gradients are where those of the tensors go. All must outlive it."""
-        batch, heads, queries, dim = self.query.shape
-        _, key_heads, keys, value_dim = self.value.shape
-        call = Call(
-            DTYPES[self.query.dtype], batch, heads, key_heads, queries, keys, dim, value_dim,
-            rules.query_offset, rules.causal, -1 if rules.window is None else min(rules.window, 2 * FARTHEST),
-            rules.scale, rules.dropout, 0 if seed is None else int(seed), address(tokens),
-            Strided.of(self.query), Strided.of(self.key), Strided.of(self.value), Strided.of(output),
-        )  # fmt: skip
-        call.log_sums = log_sums.data_ptr()
-        call.query_gradient, call.key_gradient, call.value_gradient = map(Strided.of, gradients[:3])
-        call.bias, call.native_bias = Table.of(self.bias, gradients[3]), Table.of(self.native_bias, gradients[4])
-        call.query_table = Table.of(self.query_table, gradients[5])
-        call.key_table = Table.of(self.key_table, gradients[6])
-        call.value_table = Table.of(self.value_table, gradients[7])
-        call.gate, call.gate_batch = address(self.gate), 1 if self.gate is None else self.gate.shape[0]
-        call.gate_gradient = address(gradients[8])
-        return call
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """The numbers of a call, in the order of the operators' arguments."""
-
+    native_bias: Tensor | None
+    # The rest of the tensors.
+    tokens: Tensor | None
+    seed: Tensor | None
+    # The rules.
     query_offset: int
     causal: bool
     window: int | None
     scale: float
     dropout: float
+
+    def as_read(self) -> _Call:
+        """The call with tables that lie as the kernel reads them.
+
+        Raises:
+            ValueError: for shapes that do not fit one another, by which it reads memory; names the tensor, its shape
+                and the shape that fits.
+        """
+        terms = RelativeTerms(*[term if term is None else _dense(term) for term in self[3:9]])
+        check_shapes(self.query, self.key, self.value, terms)
+        tokens = self.tokens if self.tokens is None else _dense(self.tokens)
+        return _Call(self.query, self.key, self.value, *terms, tokens, *self[10:])
+
+    def numbers(
+        self,
+        output: Tensor,
+        log_sums: Tensor,
+        of_output: Tensor | None = None,
+        gradients: Sequence[Tensor | None] = (None,) * 9,
+    ) -> tuple[float, ...]:
+        """What the kernel is told in either pass: its record, see `Kernel.run`. All tensors must outlive it.
+
+        Args:
+            output: the output.
+            log_sums: the log-sum-exps of the scores.
+            of_output: its gradient.
+            gradients: where those of the first nine tensors go, if anywhere.
+        """
+        batch, heads, queries, dim = self.query.shape
+        _, key_heads, keys, value_dim = self.value.shape
+        bias, query_table, key_table, value_table, gate, native_bias = gradients[3:]
+        return (
+            DTYPES[self.query.dtype], batch, heads, key_heads, queries, keys, dim, value_dim,
+            self.query_offset, self.causal, -1 if self.window is None else min(self.window, 2 * FARTHEST),
+            self.scale, self.dropout, 0 if self.seed is None else int(self.seed), address(self.tokens),
+            *strided(self.query), *strided(self.key), *strided(self.value), *strided(output),
+            *strided(of_output), *strided(gradients[0]), *strided(gradients[1]), *strided(gradients[2]),
+            address(log_sums),
+            *table(self.bias, bias), *table(self.native_bias, native_bias), *table(self.query_table, query_table),
+            *table(self.key_table, key_table), *table(self.value_table, value_table),
+            address(self.gate), address(gate), 1 if self.gate is None else self.gate.shape[0],
+        )  # fmt: skip
 
 
 def _kernel() -> Kernel:
@@ -161,99 +161,57 @@ def _kernel() -> Kernel:
     return kernel
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    native_bias: Tensor | None,
-    query_table: Tensor | None,
-    key_table: Tensor | None,
-    value_table: Tensor | None,
-    gate: Tensor | None,
-    tokens: Tensor | None,
-    seed: Tensor | None,
-    query_offset: int,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    """The output, laid out as ``[batch, queries, heads, value_dim]``, and the log-sum-exps of the scores."""
-    inputs = _Inputs(query, key, value, *map(_dense, (bias, native_bias, query_table, key_table, value_table, gate)))
-    inputs.check()
-    output, log_sums = _outputs(query, value)
-    tokens = _dense(tokens)
-    rules = _Rules(query_offset, causal, window, scale, dropout)
-    call = inputs.record(tokens, seed, rules, output, log_sums)
-    kernel = _kernel()
-    kernel.run(kernel.forward, call)
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The output, laid out as ``[batch, queries, heads, value_dim]``, and the log-sum-exps of the scores.
+
+    Args:
+        *arguments: the call.
+    """
+    call, kernel = _Call(*arguments).as_read(), _kernel()
+    output, log_sums = _outputs(call.query, call.value)
+    kernel.run(kernel.forward, *call.numbers(output, log_sums))
     return output, log_sums
 
 
-def _backward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    native_bias: Tensor | None,
-    query_table: Tensor | None,
-    key_table: Tensor | None,
-    value_table: Tensor | None,
-    gate: Tensor | None,
-    tokens: Tensor | None,
-    seed: Tensor | None,
-    query_offset: int,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    dropout: float,
-    output_gradient: Tensor,
-    output: Tensor,
-    log_sums: Tensor,
-    wanted: list[bool],
-) -> list[Tensor]:
-    """The gradients of the first nine; an empty tensor for each that is not wanted."""
-    inputs = _Inputs(query, key, value, *map(_dense, (bias, native_bias, query_table, key_table, value_table, gate)))
-    inputs.check()
-    gradients = _gradients(inputs, wanted)
+def _backward(*arguments: Any) -> list[Tensor]:
+    """The gradients of the first nine tensors; an empty tensor for each that is not wanted.
+
+    Args:
+        *arguments: the call; the gradient of its output; what the forward pass returned; which gradients are wanted.
+    """
+    *of_call, of_output, output, log_sums, wanted = arguments
+    call, kernel = _Call(*of_call).as_read(), _kernel()
+    gradients = _gradients(call, wanted)
     at = [gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)]
-    tokens = _dense(tokens)
-    rules = _Rules(query_offset, causal, window, scale, dropout)
-    call = inputs.record(tokens, seed, rules, output, log_sums, at)
-    call.output_gradient = Strided.of(output_gradient)
-    kernel = _kernel()
-    kernel.run(kernel.backward, call)
+    kernel.run(kernel.backward, *call.numbers(output, log_sums, of_output, at))
     return gradients
 
 
-def _dense(tensor: Tensor | None) -> Tensor | None:
+def _dense(tensor: Tensor) -> Tensor:
     """A contiguous tensor that begins where PyTorch would have it begin.
 
     Weights that were read from a file may lie anywhere, and matrix products round by where their operands lie.
     """
-    if tensor is None:
-        return None
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, queries, _ = query.shape
-    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
+    dim = value.shape[-1]
+    output = query.new_empty_strided((batch, heads, queries, dim), (queries * heads * dim, dim, heads * dim, 1))
     wide = torch.promote_types(query.dtype, torch.float32)
     return output, query.new_empty(batch, heads, queries, dtype=wide)
 
 
-def _gradients(inputs: _Inputs, wanted: list[bool]) -> list[Tensor]:
+def _gradients(call: _Call, wanted: list[bool]) -> list[Tensor]:
     """Room for the gradients: those of states are laid out like them, those of tables and gates are dense."""
-    states = (inputs.query, inputs.key, inputs.value)
-    others = (
-        inputs.bias, inputs.native_bias, inputs.query_table, inputs.key_table, inputs.value_table, inputs.gate
-    )  # fmt: skip
-    likes = [(tensor, torch.preserve_format) for tensor in states] + [(one, torch.contiguous_format) for one in others]
+    likes: list[tuple[Any, torch.memory_format]] = [
+        *((states, torch.preserve_format) for states in call[:3]),
+        *((term, torch.contiguous_format) for term in call[3:9]),
+    ]
     return [
-        torch.empty_like(tensor, memory_format=layout) if want and tensor is not None else inputs.query.new_empty(0)
+        torch.empty_like(tensor, memory_format=layout) if want and tensor is not None else call.query.new_empty(0)
         for (tensor, layout), want in zip(likes, wanted, strict=True)
     ]
 
@@ -263,11 +221,11 @@ def _gradients(inputs: _Inputs, wanted: list[bool]) -> list[Tensor]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 TENSORS = (
-    "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? native_bias, Tensor? query_table, "
-    "Tensor? key_table, Tensor? value_table, Tensor? gate, Tensor? tokens, Tensor? seed"
+    "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? query_table, Tensor? key_table, "
+    "Tensor? value_table, Tensor? gate, Tensor? native_bias, Tensor? tokens, Tensor? seed"
 )
 RULES = "SymInt query_offset, bool causal, SymInt? window, float scale, float dropout"
-DIFFERENTIABLE, ARGUMENTS = 9, 16
+DIFFERENTIABLE, ARGUMENTS = 9, len(_Call._fields)
 
 
 def _run(operator: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -328,7 +286,7 @@ def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[T
 
 
 def _backward_fake(*arguments: Any) -> list[Tensor]:
-    return _gradients(_Inputs(*arguments[:DIFFERENTIABLE]), arguments[-1])
+    return _gradients(_Call(*arguments[:ARGUMENTS]), arguments[-1])
 
 
 def _register() -> torch.library.Library:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import torch
@@ -32,80 +33,49 @@ HOW_TO_GET = (
 )
 
 
-class Strided(ctypes.Structure):
-    """A tensor ``[batch, heads, rows, columns]``; strides count elements."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("batch", "head", "row", "column")),
-    ]  # fmt: skip
-
-    @classmethod
-    def of(cls, tensor: Tensor | None) -> Strided:
-        """The record of a tensor; an empty one for None."""
-        return cls() if tensor is None else cls(tensor.data_ptr(), *tensor.stride())
+# The record `Call` of kernel.cpp: sizes and rules, states, log-sums, tables, gate, threads and what PyTorch lends. Its
+# numbers are packed one after the other: to fill a record of records takes as long as the attention of one query.
+STATES, TABLES = 8, 5
+RECORD = Struct(f"=11q2d2q {5 * STATES}q q {4 * TABLES}q 3q 5q")
 
 
-class Table(ctypes.Structure):
-    """A contiguous table over offsets, ``[heads or 1, 2k + 1, ...]``, and where its gradient goes, if anywhere."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p), ("gradient", ctypes.c_void_p), ("horizon", ctypes.c_int64), ("heads", ctypes.c_int64)
-    ]  # fmt: skip
-
-    @classmethod
-    def of(cls, table: Tensor | None, gradient: Tensor | None = None) -> Table:
-        """The record of a table; an empty one for None."""
-        if table is None:
-            return cls()
-        return cls(table.data_ptr(), address(gradient), (table.shape[1] - 1) // 2, table.shape[0])
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor's first element is; zero for None."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
-class Call(ctypes.Structure):
-    """Everything the kernel is told; see the record of the same name in ``kernel.cpp``."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in (
-            "dtype", "batch", "heads", "key_heads", "queries", "keys", "head_dim", "value_dim",
-            "query_offset", "causal", "window",
-        )),
-        ("scale", ctypes.c_double), ("dropout", ctypes.c_double), ("seed", ctypes.c_int64),
-        ("tokens", ctypes.c_void_p),
-        *((name, Strided) for name in (
-            "query", "key", "value", "output",
-            "output_gradient", "query_gradient", "key_gradient", "value_gradient",
-        )),
-        ("log_sums", ctypes.c_void_p),
-        *((name, Table) for name in ("bias", "native_bias", "query_table", "key_table", "value_table")),
-        ("gate", ctypes.c_void_p), ("gate_gradient", ctypes.c_void_p), ("gate_batch", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("run_parallel", "set_product_threads", "sgemm", "dgemm")),
-    ]  # fmt: skip
+def strided(tensor: Tensor | None) -> tuple[int, ...]:
+    """The record `Strided` of a tensor ``[batch, heads, rows, columns]``, whose strides count elements."""
+    return (0, 0, 0, 0, 0) if tensor is None else (tensor.data_ptr(), *tensor.stride())
 
 
-def address(tensor: Tensor | None) -> int | None:
-    """Where a tensor's first element is; None for None."""
-    return None if tensor is None else tensor.data_ptr()
+def table(numbers: Tensor | None, gradient: Tensor | None) -> tuple[int, ...]:
+    """The record `Table` of a contiguous ``[heads or 1, 2k + 1, ...]``, and where its gradient goes, if anywhere."""
+    if numbers is None:
+        return (0, 0, 0, 0)
+    heads, rows, *_ = numbers.shape
+    return (numbers.data_ptr(), address(gradient), (rows - 1) // 2, heads)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The two functions of the compiled kernel, and the addresses that it is given with each call."""
+    """The two functions of the compiled kernel, and the addresses that end each record."""
 
     forward: Any
     backward: Any
-    lent: dict[str, int | None] = field(default_factory=dict)
+    lent: dict[str, int]
 
-    def run(self, function: Any, call: Call) -> None:
+    def run(self, function: Any, *call: float) -> None:
         """One pass, by as many threads as PyTorch uses. Python's lock is not held meanwhile.
+
+        Args:
+            function: ``forward`` or ``backward``.
+            *call: the numbers of the record but the last five.
 
         Raises:
             MemoryError: if there is no memory for its blocks.
         """
-        for name, lent in self.lent.items():
-            setattr(call, name, lent)
-        call.threads = torch.get_num_threads()
-        status = function(ctypes.byref(call))
+        status = function(RECORD.pack(*call, torch.get_num_threads(), *self.lent.values()))
         if status == OUT_OF_MEMORY:
             raise MemoryError("The engine 'fused' could not allocate memory for its blocks of scores.")
         if status:
@@ -134,15 +104,17 @@ def _find() -> Kernel | str:
     try:
         library = ctypes.CDLL(str(FILE))
         library.hf_relpos_call_size.restype = ctypes.c_int64
-        if library.hf_relpos_call_size() != ctypes.sizeof(Call):
+        if library.hf_relpos_call_size() != RECORD.size:
             return f"{FILE} is of another release of hf_relpos"
+        for function in (library.hf_relpos_forward, library.hf_relpos_backward):
+            function.argtypes = [ctypes.c_char_p]
     except (OSError, AttributeError) as error:
         return f"{FILE} can't be loaded ({error})"
     return Kernel(library.hf_relpos_forward, library.hf_relpos_backward, lent_by_pytorch())
 
 
-def lent_by_pytorch() -> dict[str, int | None]:
-    """Addresses of the functions of PyTorch's libraries that the kernel calls; None where they are not exported.
+def lent_by_pytorch() -> dict[str, int]:
+    """Addresses of the functions of PyTorch's libraries that the kernel calls; zero where they are not exported.
 
     A handle's search goes on in the libraries that it depends on, so BLAS and OpenMP are found under whatever name
     PyTorch brings them, and are the very ones that it uses.
@@ -153,25 +125,25 @@ def lent_by_pytorch() -> dict[str, int | None]:
     except OSError:
         library = None
 
-    def find(*names: str) -> int | None:
+    def find(*names: str) -> int:
         for name in names:
             function = getattr(library, name, None)
             if function is not None:
-                return ctypes.cast(function, ctypes.c_void_p).value
-        return None
+                return ctypes.cast(function, ctypes.c_void_p).value or 0
+        return 0
 
     lent = {
-        "sgemm": find("sgemm_"),
-        "dgemm": find("dgemm_"),
         "run_parallel": find("GOMP_parallel"),
         "set_product_threads": find("MKL_Set_Num_Threads_Local", "openblas_set_num_threads_local"),
+        "sgemm": find("sgemm_"),
+        "dgemm": find("dgemm_"),
     }
-    if lent["sgemm"] is None or lent["dgemm"] is None:
+    if not (lent["sgemm"] and lent["dgemm"]):
         logger.warning_once(
             "hf_relpos: this PyTorch exports no matrix products (sgemm_, dgemm_), so the engine 'fused' makes its own, "
             "which are slower."
         )
-    if lent["run_parallel"] is None:
+    if not lent["run_parallel"]:
         logger.warning_once(
             "hf_relpos: this PyTorch has no OpenMP that the engine 'fused' can use (GOMP_parallel), so it runs on one "
             "thread."
