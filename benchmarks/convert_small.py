@@ -36,7 +36,7 @@ LENGTHS = (256, 512, 1024)
 HELD_OUT = 32_768  # tokens
 TRAINING_STEPS = 1000  # of the originals
 STEPS = (200, 800)  # of the conversion: tables alone, then everything
-CHOICES = RelPosConfig(schemes=[ClippedBias(128), Shaw(16)], native="drop")
+CHOICES = RelPosConfig(schemes=[ClippedBias(128), Shaw(64, per_head=True)], native="drop")
 MOST = 1.02
 
 

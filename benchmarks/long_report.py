@@ -39,9 +39,9 @@ def fidelity(record: Record) -> str:
     """How near the converted MiniLM is to the original."""
     text = [
         "## MiniLM, converted",
-        "`python -m benchmarks.conversion --save FOLDER`: to ClippedBias(128) and Shaw(16), on 1,700 BBC articles. "
-        "Cosine of the embeddings to the original's, of articles held out, cut at so many tokens: the mean, and the "
-        "least.",
+        "`python -m benchmarks.conversion --save FOLDER`: to ClippedBias(128) and Shaw(64, per_head=True), on 1,700 "
+        "BBC articles. Cosine of the embeddings to the original's, of articles held out, cut at so many tokens: the "
+        "mean, and the least.",
     ]
     for made in record["parts"]:
         if "steps" not in made["of"]:
@@ -129,8 +129,8 @@ def small(record: Record) -> str:
     text = [
         "## A small GPT-2, a small T5",
         "`python -m benchmarks.convert_small`. Trained in the benchmark on BBC articles, converted on the same ones to "
-        "ClippedBias(128) and Shaw(16), measured on others. *Positions dropped*: the copy before it has learned "
-        "anything.",
+        "ClippedBias(128) and Shaw(64, per_head=True), measured on others. *Positions dropped*: the copy before it has "
+        "learned anything.",
     ]
     for made in record["parts"]:
         of, rows = made["of"]["what"], made["results"]

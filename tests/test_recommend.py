@@ -58,14 +58,14 @@ EVERY = [
         ({"most": 128}, "nothing", None, None),
         ({"most": 129}, "patch", [T5Bias(max_distance=128)], "gate"),
         ({"most": 512}, "patch", [T5Bias(max_distance=128)], "gate"),
-        ({"most": 513}, "convert", [ClippedBias(128), Shaw(16)], "drop"),
+        ({"most": 513}, "convert", [ClippedBias(128), Shaw(64, per_head=True)], "drop"),
         ({"most": 513, "reads": 1024}, "patch", [T5Bias(max_distance=256)], "gate"),
         ({"most": 1024, "reads": 1024}, "patch", [T5Bias(max_distance=256)], "gate"),
         ({"task": "embedding"}, "nothing", None, None),
         ({"task": "question-answering"}, "patch", [KEYS_16], "gate"),
         ({"task": "seq2seq", "family": "bart"}, "patch", [KEYS_16], "gate"),
         ({"task": "generation", "family": "gpt2"}, "patch", [T5Bias(max_distance=128)], "gate"),
-        ({"task": "generation", "family": "gpt2", "most": 600}, "convert", [ClippedBias(128), Shaw(16)], "drop"),
+        ({"task": "generation", "family": "gpt2", "most": 600}, "convert", [ClippedBias(128), Shaw(64, per_head=True)], "drop"),
         ({"family": "roberta", "most": 300}, "patch", [T5Bias(max_distance=128)], "gate"),
         ({"family": "t5", "absolute": False, "reads": None, "most": 3000}, "nothing", None, None),
         ({"absolute": False, "positions": None, "reads": None}, "patch", [KEYS_16], "keep"),
@@ -191,7 +191,7 @@ def test_the_command_that_is_proposed_does_what_is_proposed(given, capsys):
     assert main(["recommend", "stock", "--task", "masked-lm", "--texts", "long.txt"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.strip() == (
-        "hf-relpos convert stock --output-dir relative --scheme clipped:128 shaw:16 --texts long.txt"
+        "hf-relpos convert stock --output-dir relative --scheme clipped:128 shaw:64,per_head=true --texts long.txt"
     )
 
 

@@ -76,16 +76,17 @@ show no order."""
 SHORT = """Short news can be told apart by their words alone: all settings end within four of the 256 texts of the
 unpatched model, and mostly within two, which is about what the seeds differ by. Even without the pretrained
 positions (*drop*) as many texts are right at the end, though the model is less sure of them. ALiBi, which changes
-the model from the first step on, begins behind and stays so by a few texts; a converted model is as good a start as
-the original. What Shaw's vectors, T5's bias and the gate have learned in 100 steps changes hardly an answer: their
-rows are nearly equal. So published work has it, and so `hf-relpos recommend` says: for short texts absolute
-positions are enough."""
+the model from the first step on, begins behind and stays so by a few texts; a converted model (the row *converted*:
+`converted/clipped:128+shaw:16`) is as good a start as the original. What Shaw's vectors, T5's bias and the gate have
+learned in 100 steps changes hardly an answer: their rows are nearly equal. So published work has it, and so
+`hf-relpos recommend` says: for short texts absolute positions are enough."""
 
 COMPARED = (
     Compared(
         "bbc",
         "A task that hardly needs positions: what is a news text about?",
-        "hf-relpos compare --settings unpatched shaw:8 shaw:16 t5 alibi gate drop converted --output-dir DIR",
+        "hf-relpos compare --settings unpatched shaw:8 shaw:16 t5 alibi gate drop "
+        "converted/clipped:128+shaw:16 --output-dir DIR",
         SHORT,
     ),
     Compared(

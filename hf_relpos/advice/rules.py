@@ -87,7 +87,7 @@ RULES = (
         "More than 5 % of the texts are longer than the {trained_length} tokens that the model has positions for. "
         "Absolute positions say nothing of what lies beyond those they were trained on; relative ones go on.",
         (PRESS, OURS),
-        {"do": CONVERT, "native": "drop", "schemes": (ClippedBias(128), Shaw(16))},
+        {"do": CONVERT, "native": "drop", "schemes": (ClippedBias(128), Shaw(64, per_head=True))},
     ),
     Rule(
         lambda s: s.absolute and is_short(s) and s.task == "classification",

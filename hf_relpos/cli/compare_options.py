@@ -19,7 +19,7 @@ settings:
   t5+shaw:8        several that add up
   gate/shaw:8      the same, its own positions times a learned number       (gate alone: gate/shaw:16)
   drop/shaw:8      the same in place of its own positions                   (drop alone: drop/shaw:16)
-  converted/t5     the same, after it was taught on the texts to do without (alone: converted/clipped:128+shaw:16)
+  converted/t5     the same, after it was taught on the texts to do without (alone: clipped:128+shaw:64,per_head=true)
 """
 
 EXAMPLES = """

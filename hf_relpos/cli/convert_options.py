@@ -17,10 +17,10 @@ and how much it is like the model, by length: fidelity.json, and as a picture wh
 
 EXAMPLES = """
 examples:
-  hf-relpos convert bert-base-uncased --scheme clipped:128 shaw:16 --texts texts.txt --output-dir longer
+  hf-relpos convert bert-base-uncased --scheme clipped:128 shaw:64,per_head=true --texts texts.txt --output-dir longer
   hf-relpos convert t5-small --scheme t5 --texts rows.jsonl --text-column body --lengths 512 2048 --output-dir longer
-  hf-relpos convert bert-base-uncased --scheme clipped:128 shaw:16 --texts texts.txt --output-dir longer --resume
-  hf-relpos convert --scheme clipped:128 shaw:16 --texts texts.txt --output-dir longer
+  hf-relpos convert bert-base-uncased --scheme t5:512 --texts texts.txt --output-dir longer --resume
+  hf-relpos convert --scheme clipped:128 shaw:64,per_head=true --texts texts.txt --output-dir longer
                                                          (the MiniLM of the demo extra, without a network)
 """
 

@@ -13,7 +13,7 @@ from hf_relpos.schemes.spelling import parse as parse_scheme
 
 UNPATCHED, CONVERTED = "unpatched", "converted"
 SPELLING = "[WHAT/]SCHEME[:K][+SCHEME[:K]]"
-ALONE = {"gate": "shaw:16", "drop": "shaw:16", CONVERTED: "clipped:128+shaw:16"}
+ALONE = {"gate": "shaw:16", "drop": "shaw:16", CONVERTED: "clipped:128+shaw:64,per_head=true"}
 USUAL = (UNPATCHED, "shaw:8", "shaw:16", "t5", "alibi", "gate", "drop")
 
 # Words that name settings, or choices by names of a user's own, None for the model as it is.

@@ -32,7 +32,7 @@ from hf_relpos.cli.report import write_results
 from hf_relpos.comparing.columns import format_table
 
 CONVERTED, PICTURE, RESULTS = "converted", "reads_long.png", "reads_long.json"
-SCHEMES = (hf_relpos.ClippedBias(128), hf_relpos.Shaw(16))
+SCHEMES = (hf_relpos.ClippedBias(128), hf_relpos.Shaw(64, per_head=True))
 
 
 @dataclass(frozen=True)
