@@ -7,8 +7,8 @@ by itself. Then it is compared with the original on articles held out: the cosin
 `benchmarks.reads_long`.
 
 What must hold: mean cosines of at least 0.99 at 64, 128 and 256 tokens, and 0.985 at 512, within 15 minutes on two
-cores. With `--steps` it shows what fewer or more steps give, as a part of the results by itself, of which nothing is
-asked.
+cores. With `--steps` and `--schemes` it shows what other choices give, each a part of the results by itself, of which
+nothing is asked.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from benchmarks.parts import Part, part, with_versions, write_parts
 from benchmarks.readers import minilm
 from hf_relpos import ClippedBias, RelPosConfig, Shaw
 from hf_relpos.conversion.batches import tokens_in_a_step
+from hf_relpos.schemes.spelling import parse
 
-CHOICES = RelPosConfig(schemes=[ClippedBias(128), Shaw(64, per_head=True)], native="drop")
+CHOICES = RelPosConfig([ClippedBias(128), Shaw(64, per_head=True)], native="drop")
 LEAST = {64: 0.99, 128: 0.99, 256: 0.99, 512: 0.985}
 MINUTES = 15
 ARTICLES = 60  # of those held out
@@ -47,11 +48,12 @@ def embeddings(model: Any, tokenizer: Any, texts: Sequence[str], length: int) ->
     return torch.cat(found)
 
 
-def measured(threads: int, **settings: Any) -> tuple[Part, Any, Any]:
+def measured(threads: int, schemes: Sequence[str] = (), **settings: Any) -> tuple[Part, Any, Any]:
     """Convert, and compare on articles that were not learned from.
 
     Args:
         threads: of torch.
+        schemes: words for schemes, in place of those of ``CHOICES``.
         **settings: for ``convert``; by default its own.
 
     Returns:
@@ -60,7 +62,8 @@ def measured(threads: int, **settings: Any) -> tuple[Part, Any, Any]:
     torch.set_num_threads(threads)
     training, held_out = bbc_texts()
     original, tokenizer = AutoModel.from_pretrained(minilm()), AutoTokenizer.from_pretrained(minilm())
-    converted = hf_relpos.convert(original, CHOICES, training, tokenizer, **settings)
+    relpos = RelPosConfig(list(map(parse, schemes)), native="drop") if schemes else CHOICES
+    converted = hf_relpos.convert(original, relpos, training, tokenizer, **settings)
     report = converted.relpos_fidelity
     rows = []
     for length in LEAST:
@@ -69,7 +72,11 @@ def measured(threads: int, **settings: Any) -> tuple[Part, Any, Any]:
         rows.append(
             {"length": length, "cosine": round(float(cosines.mean()), 5), "least": round(float(cosines.min()), 5)}
         )
-    of = {"what": "MiniLM", **({"steps": list(settings["steps"])} if "steps" in settings else {})}
+    of: dict[str, Any] = {"what": "MiniLM"}
+    if schemes:
+        of["schemes"] = list(schemes)
+    if "steps" in settings:
+        of["steps"] = list(settings["steps"])
     made = part(
         of, rows, threads=threads, articles=len(held_out[:ARTICLES]), minutes=round(report.seconds / 60, 1),
         fidelity=report.to_dict(),
@@ -83,9 +90,14 @@ def tokens_read(made: Part) -> int:
     return round(sum(used["steps"]) * tokens_in_a_step(used["lengths"], used["batch_tokens"]))
 
 
+def is_other(made: Part) -> bool:
+    """Whether a part was made with other choices than those that something is asked of."""
+    return not made["of"].keys().isdisjoint(("schemes", "steps"))
+
+
 def misses(made: Part) -> list[str]:
-    """What should hold of the part and does not, in words; nothing where it was made with other steps."""
-    if "steps" in made["of"]:
+    """What should hold of the part and does not, in words; nothing where it was made with other choices."""
+    if is_other(made):
         return []
     said = [
         f"cosine at {row['length']} is {row['cosine']:.4f}, less than {LEAST[row['length']]}"
@@ -104,11 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, nargs=2, help="of both stages (those of convert)")
+    parser.add_argument(
+        "--schemes", nargs="+", default=(), metavar="WORD", help="others, as `hf-relpos convert` takes them"
+    )
     parser.add_argument("--output-dir", type=Path, default=RESULTS, help="where conversion.json is")
     parser.add_argument("--no-save", action="store_true", help="print only")
     args = parser.parse_args(arguments)
     other = {} if args.steps is None else {"steps": args.steps}
-    made, converted, tokenizer = measured(args.threads, seed=args.seed, **other)
+    made, converted, tokenizer = measured(args.threads, args.schemes, seed=args.seed, **other)
     print(f"\n{converted.relpos_fidelity}\n")
     print_table(
         [["tokens", "mean cosine", "least"], *([row["length"], row["cosine"], row["least"]] for row in made["results"])]

@@ -10,6 +10,8 @@ from benchmarks import conversion, conversion_memory, convert_small, reads_long
 from benchmarks.common import RESULTS
 from benchmarks.parts import Part
 from benchmarks.report import Record, environments, table
+from hf_relpos import RelPosConfig
+from hf_relpos.schemes.spelling import spell
 
 TARGET = Path(__file__).parent.parent / "docs" / "long.md"
 
@@ -44,32 +46,37 @@ def fidelity(record: Record) -> str:
         "mean, and the least.",
     ]
     for made in record["parts"]:
-        if "steps" not in made["of"]:
+        if not conversion.is_other(made):
             cells = [[f"{row['length']:,}", f"{row['cosine']:.4f}", f"{row['least']:.4f}"] for row in made["results"]]
             text.append(table([["tokens", "mean", "least"], *cells]))
             text += [f"It took {made['minutes']} minutes.", *_missed(conversion.misses(made))]
-    return "\n\n".join([*text, *_by_steps(record["parts"]), environments(record["parts"])])
+    return "\n\n".join([*text, *_other_choices(record["parts"]), environments(record["parts"])])
 
 
-def _by_steps(parts: list[Part]) -> list[str]:
-    """What fewer and more steps give, where that was measured."""
-    if len(parts) < 2:
+def _other_choices(parts: list[Part]) -> list[str]:
+    """What other schemes, fewer and more steps give, where that was measured."""
+    if not any(map(conversion.is_other, parts)):
         return []
-    parts = sorted(parts, key=conversion.tokens_read)
     lengths = [row["length"] for row in parts[0]["results"]]
     cells = [
         [
+            " + ".join(f"`{spell(scheme)}`" for scheme in _config(made).scheme_configs),
             " + ".join(f"{steps:,}" for steps in made["fidelity"]["settings"]["steps"]),
             f"{conversion.tokens_read(made):,}",
             *(f"{row['cosine']:.4f}" for row in made["results"]),
         ]
-        for made in parts
+        for made in sorted(parts, key=conversion.tokens_read)
     ]
     return [
-        "What the last digits cost (`--steps`): steps of both stages, the tokens learned from, which the time goes by, "
-        "and the mean cosines.",
-        table([["steps", "tokens", *(f"at {length:,}" for length in lengths)], *cells]),
+        "Other schemes, fewer and more steps (`--schemes`, `--steps`): steps of both stages, the tokens learned from, by "
+        "which the time goes, and the mean cosines.",
+        table([["schemes", "steps", "tokens", *(f"at {length:,}" for length in lengths)], *cells]),
     ]
+
+
+def _config(made: Part) -> RelPosConfig:
+    relpos = made["fidelity"]["settings"]["relpos"]
+    return RelPosConfig.from_dict({name: value for name, value in relpos.items() if value is not None})
 
 
 def memory(record: Record) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import normalize
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from hf_relpos import RelPosConfig, Shaw, is_patched, patch_model
+from hf_relpos import ClippedBias, RelPosConfig, Shaw, is_patched, patch_model
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -434,22 +434,23 @@ def test_all_tasks_are_measured_and_kept_with_the_converted_reader(
 
 def test_the_page_shows_how_near_a_conversion_came(tmp_path: Path):
     rows = [{"length": 64, "cosine": 0.99, "least": 0.9}, {"length": 512, "cosine": 0.98, "least": 0.9}]
-    settings = {"steps": [3, 7], "lengths": [64, 512], "batch_tokens": 256}
+    relpos = RelPosConfig([ClippedBias(8), Shaw(4)], native="drop").to_dict()
+    settings = {"steps": [3, 7], "lengths": [64, 512], "batch_tokens": 256, "relpos": relpos}
     made = parts.part({"what": "MiniLM"}, rows, minutes=15.5, fidelity={"settings": settings})
     parts.write_parts("conversion", [made], tmp_path)
     page = long_report.page(tmp_path)
-    assert "last digits" not in page
     assert "| 512 | 0.9800 | 0.9000 |" in page
     assert "- cosine at 512 is 0.9800, less than 0.985" in page
     assert "- it took 15.5 minutes" in page
     assert "cosine at 64" not in page
+    assert "fewer and more steps" not in page
     more = {**settings, "steps": [3, 1997], "lengths": [64]}
     rows = [{**row, "cosine": 0.9876} for row in rows]
-    parts.write_parts(
-        "conversion", [{**made, "of": {"steps": [3, 1997]}, "results": rows, "fidelity": {"settings": more}}], tmp_path
-    )
+    other = {**made, "of": {"steps": [3, 1997]}, "results": rows, "fidelity": {"settings": more}}
+    parts.write_parts("conversion", [other], tmp_path)
     page = long_report.page(tmp_path)
-    assert "| 3 + 7 | 3,413 | 0.9900 | 0.9800 |\n| 3 + 1,997 | 512,000 | 0.9876 | 0.9876 |" in page
+    first, second = "| `clipped:8` + `shaw:4` | 3 + 7 | 3,413 |", "| `clipped:8` + `shaw:4` | 3 + 1,997 | 512,000 |"
+    assert f"{first} 0.9900 | 0.9800 |\n{second} 0.9876 | 0.9876 |" in page
     assert page.count("Not reached") == 1
 
 

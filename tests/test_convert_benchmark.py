@@ -39,11 +39,13 @@ def test_it_measures_what_it_converted_and_says_what_does_not_hold(small):
     assert conversion.misses({**made, "minutes": 16})[-1] == "it took 16 minutes, more than 15"
 
 
-def test_other_steps_are_a_part_by_themselves_of_which_nothing_is_asked(small, monkeypatch):
+def test_other_choices_are_a_part_by_themselves_of_which_nothing_is_asked(small, monkeypatch):
     own = conversion.measured
-    monkeypatch.setattr(conversion, "measured", lambda threads, **given: own(threads, lengths=(8, 32), **given))
-    assert conversion.main(["--steps", "1", "2", "--threads", "1", "--output-dir", str(small)]) == 0
+    monkeypatch.setattr(conversion, "measured", lambda *args, **given: own(*args, lengths=(8, 32), **given))
+    choices = ["--steps", "1", "2", "--schemes", "t5", "shaw:4"]
+    assert conversion.main([*choices, "--threads", "1", "--output-dir", str(small)]) == 0
     (made,) = parts.read_parts("conversion", small)
-    assert made["of"] == {"what": "MiniLM", "steps": [1, 2]}
+    assert made["of"] == {"what": "MiniLM", "schemes": ["t5", "shaw:4"], "steps": [1, 2]}
+    assert [one["type"] for one in made["fidelity"]["settings"]["relpos"]["schemes"]] == ["t5", "shaw"]
     assert conversion.misses(made) == []
     assert conversion.tokens_read(made) == 3 * 256

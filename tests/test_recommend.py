@@ -65,7 +65,12 @@ EVERY = [
         ({"task": "question-answering"}, "patch", [KEYS_16], "gate"),
         ({"task": "seq2seq", "family": "bart"}, "patch", [KEYS_16], "gate"),
         ({"task": "generation", "family": "gpt2"}, "patch", [T5Bias(max_distance=128)], "gate"),
-        ({"task": "generation", "family": "gpt2", "most": 600}, "convert", [ClippedBias(128), Shaw(64, per_head=True)], "drop"),
+        (
+            {"task": "generation", "family": "gpt2", "most": 600},
+            "convert",
+            [ClippedBias(128), Shaw(64, per_head=True)],
+            "drop",
+        ),
         ({"family": "roberta", "most": 300}, "patch", [T5Bias(max_distance=128)], "gate"),
         ({"family": "t5", "absolute": False, "reads": None, "most": 3000}, "nothing", None, None),
         ({"absolute": False, "positions": None, "reads": None}, "patch", [KEYS_16], "keep"),
