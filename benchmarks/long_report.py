@@ -68,8 +68,8 @@ def _other_choices(parts: list[Part]) -> list[str]:
         for made in sorted(parts, key=conversion.tokens_read)
     ]
     return [
-        "Other schemes, fewer and more steps (`--schemes`, `--steps`): steps of both stages, the tokens learned from, by "
-        "which the time goes, and the mean cosines.",
+        "Other schemes, fewer and more steps (`--schemes`, `--steps`): steps of both stages, the tokens learned from, "
+        "by which the time goes, and the mean cosines.",
         table([["schemes", "steps", "tokens", *(f"at {length:,}" for length in lengths)], *cells]),
     ]
 
