@@ -49,7 +49,7 @@ def convert(
     lengths: Sequence[int] | None = None,
     steps: Sequence[int] = (300, 1500),
     batch_tokens: int = 256,
-    learning_rates: Sequence[float] = (2e-2, 2e-4, 1e-3),
+    learning_rates: Sequence[float] = (2e-2, 1e-4, 1e-3),
     matching: Matching | None = None,
     start: str = "data-free",
     target: float | None = None,
