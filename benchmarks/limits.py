@@ -29,6 +29,8 @@ UNDER_LOAD: Limits = {512: 1.5}
 
 # Of the memory that a step adds; T5 may take a third of the stock one's at 4,096 tokens.
 STEP_MEMORY, T5_MEMORY, T5_MEMORY_LENGTH = 1.03, 1 / 3, 4096
+# Of the time of attention to all of `LONG` tokens, that with a window of 256, forward and backward.
+WINDOWED, LONG = 1 / 6, 16_384
 # Of the unpatched model's tokens per second, at least.
 DECODING = 0.97
 

@@ -1,9 +1,11 @@
 """Long inputs: ``python -m benchmarks.long``.
 
 First, one training step at 16,384 tokens, whole and with ``window=256``: one layer, one sequence, each in a fresh
-process. Second, the longest sequence whose attention (Shaw's key and value vectors, k = 16, 12 heads of 64, forward and
-backward) stays within a memory budget: the gather/scatter form's is searched for, then whether the package still fits
-at a multiple of it. What must hold: every step has a finite loss, and the package fits at 8 times the length.
+process. Second, attention alone at that length, without and with the window, in turns (Shaw's key and value vectors,
+k = 16, 12 heads of 64, forward and backward). Third, the longest sequence whose attention, the same one, stays within a
+memory budget: the gather/scatter form's is searched for, then whether the package still fits at a multiple of it. What
+must hold: every step has a finite loss, attention with the window takes at most a sixth of the time, and the package
+fits at 8 times the length.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import limits
 from benchmarks.common import RESULTS, in_fresh_process, print_table
 from benchmarks.memory import CHILD_ENVIRONMENT, status_mib
 from benchmarks.parts import part, write_parts
 from benchmarks.step_memory import MODULE as STEP
 
-LENGTH, WINDOW = 16_384, 256
+LENGTH, WINDOW = limits.LONG, 256
 # Family, patch or None, window or None of each step.
 STEPS: tuple[tuple[str, str | None, int | None], ...] = (
     ("bert", None, None),
@@ -49,6 +54,24 @@ def train(length: int, threads: int) -> list[dict[str, Any]]:
         task = {"family": family, "patch": patch, "length": length, "layers": 1, "threads": threads, "window": window}
         rows.append({"family": family, "window": window, **in_fresh_process(STEP, task, CHILD_ENVIRONMENT)})
     return rows
+
+
+def windowed(length: int, threads: int) -> list[dict[str, Any]]:
+    """One row for attention to all tokens, one for that within the window."""
+    import torch
+
+    from benchmarks.problems import by_engine, make
+    from benchmarks.rounds import summary, take_turns, timed
+
+    torch.set_num_threads(threads)
+    whole = make("Shaw(16)", length)
+    problems = {"": whole, str(WINDOW): replace(whole, window=WINDOW)}
+
+    def run(problem: Any) -> float:
+        return timed(lambda: problem.backward(by_engine("auto", problem)), problem.device)
+
+    times = take_turns({name: partial(run, problem) for name, problem in problems.items()}, 0, warm_up=False)
+    return [{"window": int(name) if name else None, **row} for name, row in summary(times, "").items()]
 
 
 def peak(form: str, length: int, threads: int) -> float:
@@ -110,7 +133,7 @@ def under_budget(budget: float, threads: int) -> list[dict[str, Any]]:
 def main() -> int:
     """Measure, print, and keep the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("train", "budget"), help="one of the two (default: both)")
+    parser.add_argument("--only", choices=("train", "window", "budget"), help="one of the three (default: all)")
     parser.add_argument("--length", type=int, default=LENGTH, help="of the training steps")
     parser.add_argument("--budget", type=float, default=BUDGET_MIB, help="MiB")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -122,14 +145,20 @@ def main() -> int:
         print(json.dumps(peak_here(**json.loads(args.task))))
         return 0
     holds, made = True, []
-    if args.only != "budget":
+    if args.only in (None, "train"):
         rows = train(args.length, args.threads)
         holds &= all(math.isfinite(row["loss"]) for row in rows)
         made.append(part({"what": "train", "length": args.length}, rows, threads=args.threads))
         cells = [[f"{row['family']}, {row['model']}", row["window"] or "", row["seconds"], row["added_mib"],
                   row["loss"]] for row in rows]  # fmt: skip
         print_table([[f"one layer, {args.length} tokens", "window", "seconds", "added MiB", "loss"], *cells])
-    if args.only != "train":
+    if args.only in (None, "window"):
+        rows = windowed(args.length, args.threads)
+        holds &= rows[-1]["ratio"] <= limits.WINDOWED
+        made.append(part({"what": "window", "length": args.length}, rows, threads=args.threads))
+        cells = [[row["window"] or "none", row["seconds"], row["ratio"]] for row in rows]
+        print_table([[f"attention, {args.length} tokens, window", "seconds", "ratio"], *cells])
+    if args.only in (None, "budget"):
         rows = under_budget(args.budget, args.threads)
         holds &= rows[-1]["fits"]
         made.append(part({"what": "budget", "budget_mib": args.budget}, rows, threads=args.threads))

@@ -40,6 +40,7 @@ class Problem:
             output.
         scheme: holds the tables as its parameters.
         causal: whether later keys are hidden.
+        window: how far away a key may be, if that is bounded.
     """
 
     query: Tensor
@@ -48,6 +49,7 @@ class Problem:
     cotangent: Tensor
     scheme: Scheme
     causal: bool
+    window: int | None = None
 
     @property
     def length(self) -> int:
@@ -62,7 +64,7 @@ class Problem:
     @property
     def mask(self) -> AttentionMask:
         """The mask as the engines take it."""
-        return AttentionMask(self.length, self.length, causal=self.causal)
+        return AttentionMask(self.length, self.length, causal=self.causal, window=self.window)
 
     def terms(self) -> RelativeTerms:
         """What the scheme's tables are to the engines; part of the work that is measured."""

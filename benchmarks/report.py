@@ -215,6 +215,20 @@ def long(record: Record) -> str:
                     ]
                 )
             )
+        elif part["of"]["what"] == "window":
+            text.append(
+                "Attention alone, forward and backward, Shaw(16), within a window and without one, at "
+                f"{part['of']['length']:,} tokens; at most {limits.WINDOWED:.2f} of the time is asked for."
+            )
+            cells = [
+                [
+                    row["window"] or "none",
+                    seconds(row["seconds"]),
+                    marked(row["ratio"], limits.WINDOWED if row["window"] else 1),
+                ]
+                for row in rows
+            ]
+            text.append(table([["window", "time", "ratio"], *cells]))
         else:
             budget = part["of"]["budget_mib"]
             text.append(

@@ -173,6 +173,10 @@ def test_the_page_shows_decoding_memory_and_long_inputs(tmp_path: Path):
     lines = page_of("long", tmp_path, {"what": "train", "length": 64}, rows)
     assert "| bert, p | 4 | 7.0 |" in lines
     assert "| f | 8 | 3.5 | **no** |" in lines
+    rows = [{"window": None, "seconds": 6.0, "ratio": 1.0}, {"window": 4, "seconds": 1.2, "ratio": 0.2}]
+    lines = page_of("long", tmp_path, {"what": "window", "length": 64}, rows)
+    assert "| none | 6 s | 1.00 |" in lines
+    assert "| 4 | 1.2 s | **0.20** |" in lines
 
 
 def test_the_page_shows_what_a_gpu_did_and_what_was_wrong(tmp_path: Path):
@@ -410,6 +414,15 @@ def test_the_longest_sequence_is_found_to_the_grain(limit: int):
     found = long.longest(lambda length: length <= limit)
     assert found <= limit < found + long.GRAIN
     assert found % long.GRAIN == 0
+
+
+def test_a_window_is_compared_with_all_tokens():
+    whole, near = long.windowed(1024, threads=1)
+    assert (whole["window"], whole["ratio"], near["window"]) == (None, 1.0, long.WINDOW)
+    problem = problems.make("Shaw(16)", 300)
+    within = replace(problem, window=4)
+    assert within.mask.window == 4
+    assert not torch.allclose(problems.by_engine("auto", problem), problems.by_engine("auto", within))
 
 
 def test_a_budget_that_is_too_small_is_refused():
