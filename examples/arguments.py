@@ -1,4 +1,4 @@
-"""The arguments that the three examples share besides relative positions, and how all are read and checked."""
+"""The arguments that the examples share besides relative positions, and how all are read and checked."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What the three examples share besides arguments: data splits, checkpoints, reports, model cards."""
+"""What the examples share besides arguments: data splits, checkpoints, reports, model cards."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The relative-position options that the three examples share, and how they reach the model and the Trainer."""
+"""The relative-position options that the examples share, and how they reach the model and the Trainer."""
 
 import json
 import logging

@@ -8,14 +8,14 @@ README.md in this directory has more. All options: --help.
 
 import csv
 import sys
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from arguments import FROM_ONE, DataArguments, ModelArguments, parse_arguments
+from arguments import FROM_ONE, DataArguments, parse_arguments
 from common import check_room, checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
 from datasets import ClassLabel, Dataset
+from labels import ClassifierArguments, check_classes, check_outputs, choose_classes
 from relpos_arguments import (
     RelPosArguments,
     RelPosTrainingArguments,
@@ -30,23 +30,12 @@ from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
     EvalPrediction,
-    PreTrainedConfig,
     TrainingArguments,
 )
 
 from hf_relpos import is_patched, patch_report
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.metrics import load_metric
-
-
-@dataclass
-class ClassifierArguments(ModelArguments):
-    """The classifier on top."""
-
-    ignore_mismatched_sizes: bool = field(
-        default=False,
-        metadata={"help": "Replace a classifier that was trained for another number of labels."},
-    )
 
 
 @dataclass
@@ -87,46 +76,6 @@ def read_labels(dataset: Dataset, column: str, given: str) -> list[str]:
     return [str(value) for value in values]
 
 
-def choose_classes(train_labels: list[str] | None, config: PreTrainedConfig) -> tuple[list[str], dict[str, int]]:
-    """Return the names of the classifier's outputs, in order, and the output that each label stands for.
-
-    A checkpoint that knows all training labels, by name or number, keeps its classes. Others make new ones.
-    """
-    names = [config.id2label[index] for index in range(config.num_labels)]
-    classes = {str(i): i for i in range(len(names))} | {name: i for i, name in enumerate(names)}
-    if train_labels is None or set(train_labels) <= set(classes):
-        return names, classes
-    names = sorted(set(train_labels), key=lambda name: (int(name) if name.isdecimal() else -1, name))
-    return names, {name: i for i, name in enumerate(names)}
-
-
-def check_classes(labels: dict[str, list[str]], names: list[str], known: Collection[str], data: DataArguments) -> None:
-    """Raise `CommandError` for labels that no classifier can be trained on, or that this one does not know.
-
-    Args:
-        labels: the labels of each split.
-        names: the names of the classifier's outputs.
-        known: all that labels may be.
-        data: where the labels are from.
-    """
-    if "train" in labels and len(set(labels["train"])) < 2:
-        limit = "" if data.max_train_samples is None else f" (with --max_train_samples {data.max_train_samples})"
-        raise CommandError(
-            f"{data.given('train')} has only the label {labels['train'][0]!r}{limit}: there is nothing to tell apart. "
-            "Give rows with at least two labels, or name another column with --label_column_name."
-        )
-    if len(names) < 2:
-        raise CommandError(
-            "The model has a single output, as for a regression: there are no classes to choose from. Give a model "
-            "that was trained as a classifier, or --do_train."
-        )
-    for split, values in labels.items():
-        if unknown := sorted(set(values) - set(known)):
-            raise CommandError(
-                f"{data.given(split)} has labels that the model does not: {unknown}. The model's: {names}."
-            )
-
-
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
     classes = predicted_classes(prediction.predictions)
     accuracy = load_metric("accuracy").compute(predictions=classes, references=prediction.label_ids)
@@ -164,12 +113,7 @@ def main() -> dict[str, float]:
     config = model_args.load(AutoConfig.from_pretrained)
     names, classes = choose_classes(labels.get("train"), config)
     check_classes(labels, names, classes, data_args)
-    is_classifier = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
-    if is_classifier and config.num_labels != len(names) and not model_args.ignore_mismatched_sizes:
-        raise CommandError(
-            f"--model_name_or_path {model_args.model_name_or_path} was trained for {config.num_labels} labels, and the "
-            f"data has {len(names)}: {names}. Give --ignore_mismatched_sizes to replace its classifier by a new one."
-        )
+    check_outputs(config, names, "ForSequenceClassification", model_args)
     config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
     config.problem_type = "single_label_classification"  # whatever the checkpoint was trained for
     tokenizer = model_args.load_tokenizer()

@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
@@ -320,6 +321,54 @@ def test_seq2seq_generates_reports_metrics_and_reloads(run, t5, tmp_path):
     again = run_fresh("seq2seq", out, tmp_path / "again", tmp_path, data, "--do_eval")
     for name in ("eval_loss", "eval_token_f1", "eval_exact_match"):
         assert again[name] == pytest.approx(metrics[name], abs=1e-5)
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_token_classification_learns_what_stands_before_a_word_and_reloads(run, bert, tmp_path):
+    """Whether a word follows `w0` no word tells by itself: with the model's positions dropped, the schemes must."""
+    draw = random.Random(0)
+    texts = [draw.choices(WORDS[:3], k=8) for _ in range(64)]
+    tags = [["after" if i and text[i - 1] == "w0" else "other" for i in range(8)] for text in texts]
+    file = write_rows(tmp_path / "t.jsonl", [{"w": w, "t": t} for w, t in zip(texts, tags, strict=True)])
+    files = f"--train_file {file} --validation_file {file} --test_file {file}"
+    data = f"{files} --text_column_name w --label_column_name t --do_eval"
+    training = "--do_train --max_steps 60 --learning_rate 1e-2 --relpos_lr 1e-2 --per_device_train_batch_size 32"
+    out = tmp_path / "out"
+    metrics = run("token_classification", bert, out, data, training, "--do_predict --native drop --max_distance 2")
+    assert min(metrics[f"eval_{name}"] for name in ("f1_after", "f1_other", "f1_macro", "accuracy")) > 0.9
+    assert metrics["eval_f1_macro"] == pytest.approx((metrics["eval_f1_after"] + metrics["eval_f1_other"]) / 2)
+    assert AutoModelForTokenClassification.from_pretrained(out).config.id2label == {0: "after", 1: "other"}
+    predicted = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    right = [a == b for row, expected in zip(predicted, tags, strict=True) for a, b in zip(row, expected, strict=True)]
+    assert sum(right) / len(right) == pytest.approx(metrics["eval_accuracy"])
+    again = run("token_classification", out, tmp_path / "again", data)
+    assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], abs=1e-5)
+
+
+def test_a_label_belongs_to_the_first_token_of_its_word(example):
+    on_first_tokens = example("token_classification").on_first_tokens
+    assert on_first_tokens([7, 8, 9], [None, 0, 0, 1, 2, 2, None]) == [-100, 7, -100, 8, 9, -100, -100]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        ({"tokens": ["w1", "w2"], "tags": ["a"]}, "", r"row 1 has \['w1', 'w2'\] and \['a'\]. Mend or leave out such"),
+        ({"tokens": ["w1"], "tags": ["b"]}, "--label_column_name t", r"no column 't'.*--label_column_name"),
+        ({"tokens": ["w1"], "tags": ["a"]}, "--text_column_name words", r"no column 'words'.*--text_column_name"),
+        ({"tokens": ["w1"], "tags": ["a"]}, "--max_train_samples 1", r"has only the label 'a' \(with --max_train"),
+        ({"tokens": ["w1"], "tags": ["b"]}, f"--max_seq_length {TRAINED_LENGTH + 1}", "--native drop"),
+    ],
+)
+def test_wrong_rows_of_words_are_refused_before_training(run, bert, tmp_path, row, options, message):
+    file = write_rows(tmp_path / "t.jsonl", [{"tokens": ["w1"], "tags": ["a"]}, row])
+    with pytest.raises(CommandError, match=message):
+        run("token_classification", bert, tmp_path / "out", f"--train_file {file} --do_train", options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_scheme_none_trains_the_plain_model(run, bert, classification_files, tmp_path):
@@ -711,7 +760,7 @@ def test_ctrl_c_ends_an_example_in_one_line_with_status_130(
     assert capsys.readouterr().err.endswith("\ntext_classification.py: interrupted.\n")
 
 
-@pytest.mark.parametrize("name", ["text_classification", "causal_lm", "seq2seq"])
+@pytest.mark.parametrize("name", ["text_classification", "token_classification", "causal_lm", "seq2seq"])
 def test_each_script_ends_with_the_status_of_its_run(name, example, monkeypatch, capsys):
     """What `python <script>.py` does: a line and the status, and no traceback."""
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--model_name_or_path", "m", "--train_file", "t.csv"])
@@ -943,7 +992,7 @@ def test_token_f1(example, prediction, reference, expected):
 )
 def test_labels_keep_the_order_of_the_checkpoint_where_it_knows_them(example, id2label, labels, names, known):
     config = BertConfig(id2label=id2label)
-    assert example("text_classification").choose_classes(labels, config) == (names, known)
+    assert example("labels").choose_classes(labels, config) == (names, known)
 
 
 def test_every_example_is_tried_here():

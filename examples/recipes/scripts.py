@@ -37,7 +37,7 @@ def command(name: str, output_dir: Path, options: Options) -> list[str]:
     return words
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, str]]) -> Path:
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
     """Write rows as an example reads them."""
     path.write_text("".join(json.dumps(dict(row)) + "\n" for row in rows), encoding="utf-8")
     return path
