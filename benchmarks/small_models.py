@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -55,28 +55,21 @@ def predict(windows: Tensor, first: Tensor | None = None) -> dict[str, Tensor]:
     return batch
 
 
-def tokenizer_of(
-    texts: Iterable[str], vocabulary: int = VOCABULARY, *, adds_end: bool = False
-) -> PreTrainedTokenizerFast:
+def tokenizer_of(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of these texts; its first token ends a text, and pads.
 
-    Args:
-        texts: the vocabulary is made of them.
-        vocabulary: how many tokens there are; with 258 nothing is merged, and they are bytes.
-        adds_end: whether it puts the end after every text, as T5's does.
+    With a vocabulary of 258 it merges nothing: its tokens are bytes.
     """
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel()
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=VOCABULARY,
         special_tokens=[END, HIDDEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     made.train_from_iterator(texts, trainer)
-    if adds_end:
-        made.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, 0)])
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token=END, mask_token=HIDDEN)
 
 
@@ -97,12 +90,12 @@ def small_gpt2(seed: int = 0, positions: int = POSITIONS) -> GPT2LMHeadModel:
     )  # fmt: skip
 
 
-def small_t5(seed: int = 0, vocabulary: int = VOCABULARY, layers: int = 3) -> T5ForConditionalGeneration:
+def small_t5() -> T5ForConditionalGeneration:
     """Random weights."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     return T5ForConditionalGeneration(
         T5Config(
-            vocab_size=vocabulary, d_model=128, d_kv=32, d_ff=384, num_layers=layers, num_heads=4, dropout_rate=0.0,
+            vocab_size=VOCABULARY, d_model=128, d_kv=32, d_ff=384, num_layers=3, num_heads=4, dropout_rate=0.0,
             pad_token_id=0, eos_token_id=0, decoder_start_token_id=0,
         )
     )  # fmt: skip

@@ -47,7 +47,7 @@ def add_command(commands: Any) -> None:
     training = parser.add_argument_group("training")
     training.add_argument(
         "--steps", nargs=2, type=int, metavar="N",
-        help="how many for tables and gates alone, and how many for everything (300 1500)",
+        help="how many for tables and gates alone, and how many for everything (300 2000)",
     )  # fmt: skip
     training.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens per step, about (256)")
     training.add_argument(

@@ -47,7 +47,7 @@ def convert(
     *,
     column: str = "text",
     lengths: Sequence[int] | None = None,
-    steps: Sequence[int] = (300, 1500),
+    steps: Sequence[int] = (300, 2000),
     batch_tokens: int = 256,
     learning_rates: Sequence[float] = (2e-2, 1e-4, 1e-3),
     matching: Matching | None = None,
