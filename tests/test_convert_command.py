@@ -70,7 +70,7 @@ def test_the_card_says_how_it_was_taught_how_near_it_came_and_how_long_it_reads(
     assert all(f"- **{heading}**: " in results for heading in report.table[0])
     assert "| original | stock |" in training
     assert (
-        "| peak learning rates | 0.02 for tables and gates alone, then 0.001 for them and 0.0002 for the layers |"
+        "| peak learning rates | 0.02 for tables and gates alone, then 0.001 for them and 0.0001 for the layers |"
         in (training)
     )
     assert "the hidden states of every layer (1.0), what a head predicts (1.0) |" in training
