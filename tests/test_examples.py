@@ -997,4 +997,4 @@ def test_labels_keep_the_order_of_the_checkpoint_where_it_knows_them(example, id
 
 def test_every_example_is_tried_here():
     scripts = {path.stem for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text()}
-    assert scripts == {"text_classification", "causal_lm", "seq2seq"}
+    assert scripts == {"text_classification", "token_classification", "causal_lm", "seq2seq"}
