@@ -118,7 +118,7 @@ def offsets() -> Picture:
             picture.text(
                 x + cell / 2 - 1, y + cell / 2 + 4, f"{d:+d}" if d else "0", size=13, fill=PAPER if d == -2 else INK
             )
-    picture.text(470, top + 26, "the table, with max_distance = 2", anchor="start", bold=True)
+    picture.text(470, top + 26, "table, max_distance = 2", anchor="start", bold=True)
     names = {-2: "2 or more before", -1: "1 before", 0: "itself", 1: "1 after", 2: "2 or more after"}
     for row, d in enumerate(names):
         y = top + 48 + 40 * row
