@@ -14,7 +14,8 @@ order; compare both, save the patched one, load it in a fresh process, and check
 Without options it uses the MiniLM and the BBC news that the `demo` extra carries, and needs no network.
 
 With --long: convert that MiniLM, which reads 512 tokens, to relative positions in place of its own, and ask it about
-long texts, beside the original and the plain ways of making it read further. Takes half an hour on two cores.
+long texts, beside the original and the plain ways of making it read further. The conversion alone takes about a quarter
+of an hour on two cores.
 """
 
 FULL = {"max_steps": 100, "max_length": 128, "train_samples": None, "eval_samples": 256}
