@@ -35,7 +35,7 @@ ORIGINAL, DROPPED, CONVERTED = "original", "positions dropped", "converted"
 LENGTHS = (256, 512, 1024)
 HELD_OUT = 32_768  # tokens
 TRAINING_STEPS = 1000  # of the originals
-STEPS = (200, 800)  # of the conversion: tables alone, then everything
+STEPS = {"gpt2": (300, 4000), "t5": (200, 800)}  # of the conversion: tables alone, then everything
 CHOICES = RelPosConfig(schemes=[ClippedBias(128), Shaw(64, per_head=True)], native="drop")
 MOST = 1.02
 
@@ -51,14 +51,14 @@ def copies(model: Any, texts: Sequence[str], tokenizer: Any, **settings: Any) ->
     """
     dropped = patch_model(copy.deepcopy(model), CHOICES)
     start = time.perf_counter()
-    converted = hf_relpos.convert(model, CHOICES, texts, tokenizer, steps=STEPS, progress=False, **settings)
+    converted = hf_relpos.convert(model, CHOICES, texts, tokenizer, progress=False, **settings)
     return {ORIGINAL: model, DROPPED: dropped, CONVERTED: converted}, time.perf_counter() - start
 
 
 def gpt2_part(texts: Sequence[str], held_out: Tensor, tokens: Tensor, tokenizer: Any) -> Part:
     """Perplexity by the length of the windows in which the held-out tokens are read."""
     model = small_models.train(small_models.small_gpt2(), tokens, predict, TRAINING_STEPS)
-    models, seconds = copies(model, texts, tokenizer)
+    models, seconds = copies(model, texts, tokenizer, steps=STEPS["gpt2"], lengths=LENGTHS)
     rows = [
         {
             "model": name,
@@ -76,7 +76,7 @@ def t5_part(texts: Sequence[str], held_out: Tensor, tokens: Tensor, tokenizer: A
     model = small_models.train(small_models.small_t5(), tokens, Hide(hidden), TRAINING_STEPS)
     # T5's own length has no bound; this is what it was trained at.
     lengths = (POSITIONS // 8, POSITIONS // 4, POSITIONS // 2, POSITIONS)
-    models, seconds = copies(model, texts, tokenizer, lengths=lengths)
+    models, seconds = copies(model, texts, tokenizer, steps=STEPS["t5"], lengths=lengths)
     windows = windows_of(held_out, POSITIONS)
     rows = [{"model": name, "loss": round(loss_over(each, windows, Hide(hidden)), 4)} for name, each in models.items()]
     return part({"what": "t5"}, rows, seconds=round(seconds), **_settings(model))

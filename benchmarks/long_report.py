@@ -19,8 +19,9 @@ HEAD = """# Converted models, measured
 
 What `hf_relpos.convert` ([how to use it](convert.md)) makes of a model, and who else reads long texts. Made by
 `python -m benchmarks.long_report` from the files in `benchmarks/results/`; every number comes from a command named
-here. Sizes, seeds and rules stand in the commands' files, and were fixed before a converted model was measured. What
-should hold and does not is listed under its table.
+here. Sizes, seeds and rules stand in the commands' files, and were fixed before a converted model was measured; since
+then documents were added, to all that there are, as one of 120 more or less decided. What should hold and does not is
+listed under its table.
 """
 
 COLUMNS = {

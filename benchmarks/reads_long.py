@@ -41,9 +41,9 @@ from hf_relpos.cli.long.tasks import (
     nearest_label,
 )
 
-FIND = {"BBC": 120, "20newsgroups": 50}  # documents
+FIND = {"BBC": None, "20newsgroups": 200}  # documents; None: all there are
 PASSKEY_LENGTHS, PASSKEYS = (512, 1024, 2048, 4096), 10
-CUTS, TRAINING, ASKED = (256, 512, 1024, 2048), 120, 120
+CUTS, TRAINING, ASKED = (256, 512, 1024, 2048), 500, None
 # Above the original, below the windows; of a label's share.
 ABOVE_ORIGINAL, BELOW_WINDOWS, BELOW_LABEL = 0.15, 0.03, 0.01
 

@@ -153,7 +153,7 @@ def test_small_models_are_compared_with_their_copies_before_and_after_conversion
     monkeypatch.setattr(convert_small, "bbc_texts", lambda: (TEXTS * 4, TEXTS))
     monkeypatch.setattr(convert_small, "misses", lambda made: [])
     monkeypatch.setattr(convert_small, "TRAINING_STEPS", 2)
-    monkeypatch.setattr(convert_small, "STEPS", (1, 1))
+    monkeypatch.setattr(convert_small, "STEPS", {"gpt2": (1, 1), "t5": (1, 1)})
     assert convert_small.main(["--output-dir", str(tmp_path)]) == 0
     gpt2, t5 = parts.read_parts("convert_small", tmp_path)
     assert [list(row) for row in gpt2["results"]] == [["model", "16"], ["model", "16", "32"], ["model", "16", "32"]]

@@ -54,9 +54,10 @@ def test_the_commands_help_has_the_same_defaults(capsys):
     assert f"tokens per step, about ({SETTINGS['batch_tokens'].default})" in said
 
 
-def test_the_lengths_on_the_page_are_those_of_a_bert():
-    *most, last = map(str, default_lengths(512))
-    assert f"the lengths are {', '.join(most)} and {last}." in PAGE
+def test_the_lengths_on_the_page_are_those_of_a_bert_and_a_gpt2():
+    for reach, causal, said in ((512, False, "the lengths are"), (1024, True, "GPT-2's are")):
+        *most, last = map(str, default_lengths(reach, causal))
+        assert f"{said} {', '.join(most)} and {last}" in PAGE
 
 
 def test_the_command_runs():

@@ -172,7 +172,7 @@ def test_what_the_original_says_of_a_long_text_is_what_it_says_of_its_windows(fa
     window = frame.batch([content])["windows"][1]
     start = window.target - window.source
     alone = read(model, frame.batch([content[start : start + 16]]), mean_of_states)
-    for whole, part in zip(states, alone.states["hidden_states"], strict=True):
+    for whole, part in zip((*states, reading.logits), (*alone.states["hidden_states"], alone.logits), strict=True):
         told = slice(window.target, window.target + window.count)
         tiny.assert_close(whole[0, told], part[0, window.source : window.source + window.count].detach())
 

@@ -52,7 +52,8 @@ def add_command(commands: Any) -> None:
     training.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens per step, about (256)")
     training.add_argument(
         "--lengths", nargs="+", type=positive, metavar="N",
-        help="of the sequences to learn from, in tokens (from an eighth of what MODEL reads to three times that)",
+        help="of the sequences to learn from, in tokens (from an eighth of what MODEL reads, in a decoder from what it "
+        "reads, to three times that)",
     )  # fmt: skip
     training.add_argument("--target", type=float, metavar="COSINE", help="stop at this likeness of the embeddings")
     training.add_argument("--seed", type=seed, default=0, metavar="N", help="of everything random (%(default)s)")

@@ -75,9 +75,9 @@ def convert(
             longest of ``lengths``.
         column: the column of a data set that has the texts.
         lengths: of the sequences to learn from, in tokens with the special ones; each step draws one, and about
-            equally many tokens are read at each. By default from an eighth of what the model reads to three times that.
-            Beyond what it reads, the model reads overlapping windows, and the copy learns what it says of their
-            middles.
+            equally many tokens are read at each. By default from an eighth of what the model reads (in a decoder, from
+            what it reads) to three times that. Beyond what it reads, the model reads overlapping windows, and the copy
+            learns what it says of their middles.
         steps: how many for the tables and gates alone, and how many for everything; 0 leaves a stage out.
         batch_tokens: tokens per step, about; at least one sequence.
         learning_rates: the highest: of tables and gates in the first stage; of the layers in the second; of tables and
@@ -113,7 +113,7 @@ def convert(
         tokenizer = model.tokenizer
     admission.check_tokenizer(tokenizer, inner)
     frame = frame_of(inner, family, tokenizer)
-    lengths = default_lengths(frame.reach) if lengths is None else lengths
+    lengths = default_lengths(frame.reach, frame.causal) if lengths is None else lengths
     admission.check_settings(
         lengths=lengths, steps=steps, batch_tokens=batch_tokens, learning_rates=learning_rates, start=start,
         target=target, matching=matching, training_arguments=training_arguments, special=frame.special,

@@ -12,12 +12,15 @@ from hf_relpos.compat import sentence_transformers as sentences
 _UNBOUNDED = 512
 
 
-def default_lengths(reach: int | None) -> tuple[int, ...]:
-    """The lengths to learn at, for an original that reads so far: up to there, and three times beyond.
+def default_lengths(reach: int | None, causal: bool) -> tuple[int, ...]:
+    """The lengths to learn at, for an original that reads so far: up to there, and to three times that.
 
-    Of a length that occurs twice, twice as many tokens are read.
+    Of a length that occurs twice, twice as many tokens are read. Where a token only sees those before it, a long text
+    is a short one too, at its beginning: there is nothing to learn from short ones by themselves.
     """
     full = reach or _UNBOUNDED
+    if causal:
+        return (full, 2 * full, 3 * full)
     return (full // 8, full // 4, full // 2, full, full, 2 * full, 3 * full)
 
 

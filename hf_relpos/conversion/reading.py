@@ -6,8 +6,9 @@ The original reads what is too long for it in overlapping windows; what it says 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,8 +75,8 @@ def read(model: nn.Module, batch: Batch, pool: Pool) -> Reading:
 def read_as_original(model: nn.Module, batch: Batch, pool: Pool) -> Reading:
     """Read a batch as the original can, without gradients: in windows where it is too long.
 
-    Of a long batch there are the states of the first stack only, and no logits; its embeddings are the means of those
-    of the windows.
+    Of a long batch there are the states of the first stack only, and logits only where they are of its tokens; its
+    embeddings are the means of those of the windows.
     """
     with torch.no_grad():
         if "windows" not in batch:
@@ -86,17 +87,29 @@ def read_as_original(model: nn.Module, batch: Batch, pool: Pool) -> Reading:
             if name in batch:
                 inputs[name] = batch[name][[window.row for window in windows]]
         parts = read(model, inputs, pool)
-        name = next(iter(parts.states))
-        mask = torch.zeros_like(batch["attention_mask"])
-        states = [layer.new_zeros(*mask.shape, layer.shape[-1]) for layer in parts.states[name]]
-        for number, window in enumerate(windows):
-            told = slice(window.target, window.target + window.count)
-            mask[window.row, told] = 1
-            for whole, part in zip(states, parts.states[name], strict=True):
-                whole[window.row, told] = part[number, window.source : window.source + window.count]
-        rows = [[number for number, window in enumerate(windows) if window.row == row] for row in range(len(mask))]
-        embedding = torch.stack([parts.embedding[numbers].mean(0) for numbers in rows])
-        return Reading({name: tuple(states)}, {name: mask}, None, embedding)
+        join = partial(_joined, windows, batch["attention_mask"].shape)
+        name, layers = next(iter(parts.states.items()))
+        of_tokens = len(parts.states) == 1 and parts.logits is not None and parts.logits.ndim == 3
+        rows = [
+            [number for number, window in enumerate(windows) if window.row == row]
+            for row in range(len(batch["input_ids"]))
+        ]
+        return Reading(
+            {name: tuple(map(join, layers))},
+            {name: join(inputs["attention_mask"][..., None])[..., 0]},
+            join(parts.logits) if of_tokens else None,
+            torch.stack([parts.embedding[numbers].mean(0) for numbers in rows]),
+        )
+
+
+def _joined(windows: Sequence[Window], shape: tuple[int, int], parts: Tensor) -> Tensor:
+    """What is believed of windows ``[windows, tokens, size]``, where it belongs: ``[rows, length, size]``, else 0."""
+    whole = parts.new_zeros(*shape, parts.shape[-1])
+    for window, part in zip(windows, parts, strict=True):
+        whole[window.row, window.target : window.target + window.count] = part[
+            window.source : window.source + window.count
+        ]
+    return whole
 
 
 def _without_cache(model: Any) -> dict[str, Any]:

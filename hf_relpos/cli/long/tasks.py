@@ -68,14 +68,16 @@ def documents_of(
 # The documents that each task takes of a source, which has those to be seen before the others.
 
 
-def long_ones(documents: Sequence[Document], most: int) -> list[Document]:
-    """Documents to be found: all long ones that are unseen, then others."""
+def long_ones(documents: Sequence[Document], most: int | None) -> list[Document]:
+    """Documents to be found: all long ones that are unseen, then others; all there are without a bound."""
     long = [document for document in documents if LEAST <= len(document.ids) + 2 <= MOST]
     return sorted(long, key=lambda document: document.seen)[:most]
 
 
-def known_and_asked(documents: Sequence[Document], known: int, asked: int) -> tuple[list[Document], list[Document]]:
-    """Documents whose labels are known, and unseen ones to be named."""
+def known_and_asked(
+    documents: Sequence[Document], known: int, asked: int | None
+) -> tuple[list[Document], list[Document]]:
+    """Documents whose labels are known, and unseen ones to be named; all of these without a bound."""
     parts = ([document for document in documents if document.seen is seen] for seen in (True, False))
     first, second = parts
     return first[:known], second[:asked]
