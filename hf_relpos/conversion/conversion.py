@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +49,7 @@ def convert(
     lengths: Sequence[int] | None = None,
     steps: Sequence[int] = (300, 2000),
     batch_tokens: int = 256,
-    learning_rates: Sequence[float] = (2e-2, 1e-4, 1e-3),
+    learning_rates: Sequence[float] = (2e-2, 6e-5, 6e-4),
     matching: Matching | None = None,
     start: str = "data-free",
     target: float | None = None,
@@ -118,16 +118,18 @@ def convert(
         lengths=lengths, steps=steps, batch_tokens=batch_tokens, learning_rates=learning_rates, start=start,
         target=target, matching=matching, training_arguments=training_arguments, special=frame.special,
     )  # fmt: skip
+    matching = matching or Matching()
     stages = (
-        Stage("tables", steps[0], None, learning_rates[0]),
-        Stage("all", steps[1], learning_rates[1], learning_rates[2]),
+        # Tables alone would pay for long sequences with what they do in short ones.
+        Stage("tables", steps[0], None, learning_rates[0], replace(matching, long_embedding=0.0)),
+        Stage("all", steps[1], learning_rates[1], learning_rates[2], matching),
     )
-    training = Training(output_dir, resume, seed, matching or Matching(), training_arguments or {}, target, progress)
+    training = Training(output_dir, resume, seed, training_arguments or {}, target, progress)
     device = device_of(training)
     settings = {
         "model": type(inner).__name__, "relpos": {**config.to_dict(), "engine": None}, "lengths": list(lengths),
         "steps": list(steps), "batch_tokens": batch_tokens, "learning_rates": list(learning_rates),
-        "matching": asdict(training.matching), "start": start, "target": target, "seed": seed,
+        "matching": asdict(matching), "start": start, "target": target, "seed": seed,
     }  # fmt: skip
     check_folder(None if output_dir is None else Path(output_dir), settings, resume)
     tell("reading the texts", progress)

@@ -20,13 +20,17 @@ from hf_relpos.conversion.reading import Reading
 class Matching:
     """What is matched, and how much each part counts.
 
-    The last layer and the embedding count nothing by default: both follow from the states, and what is learned of them
-    from a few sequences a step is noise beside those (docs/convert.md has the figures).
+    The last layer, and the embedding of what the original can read, count nothing by default: both follow from the
+    states, and what is learned of them from a few sequences a step is noise beside those (docs/convert.md has the
+    figures).
 
     Attributes:
         states: hidden states, mean over all layers.
         last: hidden states of each stack's last layer, on top of that.
         embedding: the embedding of the whole sequence.
+        long_embedding: that of a sequence longer than the original reads, in the second stage, where no head says
+            something of each token. What the original makes of a token there goes by the window it is read in, by as
+            much as the copy is off; of the whole, hardly.
         logits: what the head says, where there is one.
     """
 
@@ -34,6 +38,7 @@ class Matching:
     last: float = 0.0
     embedding: float = 0.0
     logits: float = 1.0
+    long_embedding: float = 0.1
 
     def loss(self, student: Reading, teacher: Reading, weights: Tensor) -> Tensor:
         """The weighted sum over the rows of a batch.
@@ -50,9 +55,10 @@ class Matching:
                 for mine, theirs in zip(student.states[name][1:], layers[1:], strict=True)
             ]
             rows = rows + self.states * torch.stack(errors).mean(0) + self.last * errors[-1]
-        if self.embedding:
+        weight = self.embedding + (self.long_embedding if teacher.in_windows and teacher.logits is None else 0.0)
+        if weight:
             cosine = functional.cosine_similarity(student.embedding.float(), teacher.embedding.float(), dim=-1)
-            rows = rows + self.embedding * (1 - cosine)
+            rows = rows + weight * (1 - cosine)
         if self.logits and teacher.logits is not None and student.logits is not None:
             rows = rows + self.logits * divergence(student.logits, teacher.logits, teacher)
         return (rows * weights).sum()

@@ -31,12 +31,14 @@ class Reading:
         masks: for each stack, ``[rows, length]``, 1 for the tokens that states are known of.
         logits: of the model's head, if it has one that gives some: ``[rows, length, classes]`` or ``[rows, classes]``.
         embedding: ``[rows, dim]``.
+        in_windows: whether it was put together from windows.
     """
 
     states: dict[str, tuple[Tensor, ...]]
     masks: dict[str, Tensor]
     logits: Tensor | None
     embedding: Tensor
+    in_windows: bool = False
 
 
 def mean_of_states(states: Tensor, mask: Tensor) -> Tensor:
@@ -99,6 +101,7 @@ def read_as_original(model: nn.Module, batch: Batch, pool: Pool) -> Reading:
             {name: join(inputs["attention_mask"][..., None])[..., 0]},
             join(parts.logits) if of_tokens else None,
             torch.stack([parts.embedding[numbers].mean(0) for numbers in rows]),
+            in_windows=True,
         )
 
 

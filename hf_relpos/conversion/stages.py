@@ -47,7 +47,6 @@ class Training:
     output_dir: str | Path | None
     resume: bool
     seed: int
-    matching: Matching
     arguments: Mapping[str, Any]
     target: float | None
     progress: bool
@@ -62,12 +61,14 @@ class Stage:
         steps: how many.
         learning_rate: peak rate of the pretrained parameters; None leaves them as they are.
         added_learning_rate: peak rate of tables and gates.
+        matching: the loss.
     """
 
     name: str
     steps: int
     learning_rate: float | None
     added_learning_rate: float
+    matching: Matching
 
 
 def trainable(student: PreTrainedModel, stage: Stage) -> None:
@@ -92,7 +93,7 @@ def device_of(training: Training) -> torch.device:
     Raises:
         ConversionError: if it would spread one process over several devices.
     """
-    args = _arguments(Stage("", 1, None, 0.0), training, Path())
+    args = _arguments(Stage("", 1, None, 0.0, Matching()), training, Path())
     if args.n_gpu > 1:
         raise ConversionError(
             f"convert sees {args.n_gpu} devices in one process. Start one process for each (accelerate launch, "
@@ -132,7 +133,7 @@ def run_stage(
             args,
             teacher=teacher,
             pool=pool,
-            matching=training.matching,
+            matching=stage.matching,
             train_dataset=data(args.world_size),
             relpos_lr=stage.added_learning_rate,
         )
