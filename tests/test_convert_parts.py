@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import datasets
 import pytest
 import tiny
@@ -197,6 +199,11 @@ def test_the_loss_by_hand():
         assert weights.loss(mine, theirs, torch.tensor([1.0])) == pytest.approx(expected)
         assert weights.loss(mine, theirs, torch.tensor([0.5])) == pytest.approx(expected / 2)
         assert weights.loss(theirs, theirs, torch.tensor([1.0])) == pytest.approx(0, abs=1e-6)
+    # The embedding of what was read in windows counts by itself, where no head says something of each token.
+    weights = Matching(0, 0, 0, 0, long_embedding=0.3)
+    for logits, in_windows, expected in ((None, True, 0.3), (None, False, 0), (theirs.logits, True, 0)):
+        long = dataclasses.replace(theirs, logits=logits, in_windows=in_windows)
+        assert weights.loss(mine, long, torch.tensor([1.0])) == pytest.approx(expected)
 
 
 def test_padding_changes_no_loss_and_no_embedding():
