@@ -19,6 +19,7 @@ from benchmarks.corpora import SPLIT_SEED, package_file
 INSTALL = "pip install --no-deps -r examples/recipes/data.txt"
 # Each package's folder.
 PACKAGES = {
+    "apache-superset": "superset",
     "Django": "django",
     "homeassistant": "homeassistant/components",
     "jupyterlab-language-pack-de-DE": "jupyterlab_language_pack_de_DE",
