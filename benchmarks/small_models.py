@@ -56,20 +56,20 @@ def predict(windows: Tensor, first: Tensor | None = None) -> dict[str, Tensor]:
 
 
 def tokenizer_of(
-    texts: Iterable[str], vocabulary: int = VOCABULARY, *, adds_end: bool = False
+    texts: Iterable[str], vocabulary: int | None = None, *, adds_end: bool = False
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of these texts; its first token ends a text, and pads.
 
     Args:
         texts: the vocabulary is made of them.
-        vocabulary: how many tokens there are; with 258 nothing is merged, and they are bytes.
+        vocabulary: how many tokens there are, ``VOCABULARY`` by default; with 258 nothing is merged: they are bytes.
         adds_end: whether it puts the end after every text, as T5's does.
     """
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel()
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=vocabulary or VOCABULARY,
         special_tokens=[END, HIDDEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -338,16 +338,18 @@ def test_token_classification_learns_what_stands_before_a_word_and_reloads(run, 
     data = f"{files} --text_column_name w --label_column_name t --do_eval"
     training = "--do_train --max_steps 60 --learning_rate 1e-2 --relpos_lr 1e-2 --per_device_train_batch_size 32"
     out = tmp_path / "out"
-    options = "--native drop --max_distance 2 --train_sampling_strategy group_by_length"  # rows stay in their order
-    metrics = run("token_classification", bert, out, data, training, "--do_predict", options)
+    metrics = run("token_classification", bert, out, data, training, "--do_predict --native drop --max_distance 2")
     assert min(metrics[f"eval_{name}"] for name in ("f1_after", "f1_other", "f1_macro", "accuracy")) > 0.9
     assert metrics["eval_f1_macro"] == pytest.approx((metrics["eval_f1_after"] + metrics["eval_f1_other"]) / 2)
     assert AutoModelForTokenClassification.from_pretrained(out).config.id2label == {0: "after", 1: "other"}
     predicted = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     right = [a == b for row, expected in zip(predicted, tags, strict=True) for a, b in zip(row, expected, strict=True)]
     assert sum(right) / len(right) == pytest.approx(metrics["eval_accuracy"])
-    again = run("token_classification", out, tmp_path / "again", data)
+    grouped = "--do_predict --train_sampling_strategy group_by_length"
+    again = run("token_classification", out, tmp_path / "again", data, grouped)
     assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], abs=1e-5)
+    lines = (tmp_path / "again" / "predictions.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == predicted  # in the order of the rows, whatever the order of training
 
 
 def test_a_label_belongs_to_the_first_token_of_its_word(example):
