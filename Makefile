@@ -9,7 +9,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
 
 install:  ## install the package, editable, with all extras and the tested versions
-	$(PYTHON) -m pip install -c constraints.txt -e ".[demo,test,dev,triton,docs,browser,notebooks]"
+	$(PYTHON) -m pip install -c constraints.txt -e ".[demo,recipes,test,dev,triton,docs,browser,notebooks]"
 
 lint:  ## check style, formatting, and which module imports which
 	$(PYTHON) -m ruff check .

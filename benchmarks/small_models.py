@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -55,21 +55,28 @@ def predict(windows: Tensor, first: Tensor | None = None) -> dict[str, Tensor]:
     return batch
 
 
-def tokenizer_of(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def tokenizer_of(
+    texts: Iterable[str], vocabulary: int | None = None, *, adds_end: bool = False
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of these texts; its first token ends a text, and pads.
 
-    With a vocabulary of 258 it merges nothing: its tokens are bytes.
+    Args:
+        texts: the vocabulary is made of them.
+        vocabulary: how many tokens there are, ``VOCABULARY`` by default; with 258 nothing is merged: they are bytes.
+        adds_end: whether it puts the end after every text, as T5's does.
     """
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel()
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary or VOCABULARY,
         special_tokens=[END, HIDDEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     made.train_from_iterator(texts, trainer)
+    if adds_end:
+        made.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, 0)])
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token=END, mask_token=HIDDEN)
 
 

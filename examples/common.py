@@ -11,7 +11,7 @@ import transformers
 from arguments import DataArguments, ModelArguments
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PredictionOutput, get_last_checkpoint
 
 from hf_relpos import is_patched
 from hf_relpos.cli.errors import CommandError, exit_status
@@ -147,6 +147,17 @@ def report(trainer: Trainer, name: str, metrics: dict[str, float]) -> None:
     """Print the metrics, and write them to `<name>_results.json` and `all_results.json`."""
     trainer.log_metrics(name, metrics)
     trainer.save_metrics(name, metrics)
+
+
+def predict(trainer: Trainer, rows: Dataset) -> PredictionOutput:
+    """Predict in the order of the rows, and report the metrics.
+
+    Told to train with `--train_sampling_strategy group_by_length`, `Trainer` would sort these rows by length too.
+    """
+    trainer.args.train_sampling_strategy = "random"  # training is over
+    result = trainer.predict(rows, metric_key_prefix="predict")
+    report(trainer, "predict", result.metrics)
+    return result
 
 
 def write_card(

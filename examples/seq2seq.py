@@ -15,7 +15,18 @@ from pathlib import Path
 
 import numpy as np
 from arguments import FROM_ONE, DataArguments, ModelArguments, parse_arguments
-from common import check_room, checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
+from common import (
+    check_room,
+    checkpoint_to_resume,
+    load_splits,
+    predict,
+    report,
+    run,
+    set_up,
+    text_column,
+    train,
+    write_card,
+)
 from relpos_arguments import (
     RelPosArguments,
     RelPosTrainingArguments,
@@ -151,8 +162,7 @@ def main() -> dict[str, float]:
         }
         write_card(trainer, model, data_args, rows, metrics, settings)
     if args.do_predict:
-        result = trainer.predict(splits["test"], metric_key_prefix="predict")
-        report(trainer, "predict", result.metrics)
+        result = predict(trainer, splits["test"])
         if trainer.is_world_process_zero():
             texts = decode(result.predictions, tokenizer)
             Path(args.output_dir, "generated_predictions.txt").write_text(

@@ -13,7 +13,18 @@ from pathlib import Path
 
 import numpy as np
 from arguments import FROM_ONE, DataArguments, parse_arguments
-from common import check_room, checkpoint_to_resume, load_splits, report, run, set_up, text_column, train, write_card
+from common import (
+    check_room,
+    checkpoint_to_resume,
+    load_splits,
+    predict,
+    report,
+    run,
+    set_up,
+    text_column,
+    train,
+    write_card,
+)
 from datasets import ClassLabel, Dataset
 from labels import ClassifierArguments, check_classes, check_outputs, choose_classes
 from relpos_arguments import (
@@ -168,8 +179,7 @@ def main() -> dict[str, float]:
         }
         write_card(trainer, model, data_args, rows, metrics, settings)
     if args.do_predict:
-        result = trainer.predict(splits["test"], metric_key_prefix="predict")
-        report(trainer, "predict", result.metrics)
+        result = predict(trainer, splits["test"])
         if trainer.is_world_process_zero():
             with open(Path(args.output_dir, "predictions.csv"), "w", newline="") as file:
                 rows = [(i, names[k]) for i, k in enumerate(predicted_classes(result.predictions))]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from arguments import FROM_ONE, DataArguments, parse_arguments
-from common import check_room, checkpoint_to_resume, load_splits, report, run, set_up, train, write_card
+from common import check_room, checkpoint_to_resume, load_splits, predict, report, run, set_up, train, write_card
 from datasets import ClassLabel, Dataset
 from labels import ClassifierArguments, check_classes, check_outputs, choose_classes
 from relpos_arguments import (
@@ -172,8 +172,7 @@ def main() -> dict[str, float]:
         }
         write_card(trainer, model, data_args, rows, metrics, settings)
     if args.do_predict:
-        result = trainer.predict(splits["test"], metric_key_prefix="predict")
-        report(trainer, "predict", result.metrics)
+        result = predict(trainer, splits["test"])
         if trainer.is_world_process_zero():
             chosen = zip(result.predictions.argmax(-1), result.label_ids, strict=True)
             lines = [json.dumps([names[k] for k in row[label != NO_LABEL]]) + "\n" for row, label in chosen]

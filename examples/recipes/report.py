@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.parts import read_parts
-from examples.recipes import classification, language_model, tagging
+from examples.recipes import classification, language_model, tagging, translation
 from examples.recipes.comparisons import COMPARED
 from examples.recipes.recipe import Recipe
 
 RESULTS = Path(__file__).parent / "results"
 TARGET = Path(__file__).parent.parent.parent / "docs" / "results.md"
-RECIPES = {each.RECIPE.name: each.RECIPE for each in (language_model, classification, tagging)}
+RECIPES = {each.RECIPE.name: each.RECIPE for each in (language_model, translation, classification, tagging)}
 
 HEAD = """# Results
 
