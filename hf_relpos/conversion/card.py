@@ -10,6 +10,7 @@ _MATCHED = {
     "last": "those of the last layer once more",
     "embedding": "the embedding of the whole",
     "logits": "what a head predicts",
+    "long_embedding": "the embedding of what the original reads in windows",
 }
 
 
