@@ -71,8 +71,8 @@ def test_the_card_says_how_it_was_taught_how_near_it_came_and_how_long_it_reads(
     assert "| original | stock |" in training
     rates = "0.02 for tables and gates alone, then 0.0006 for them and 6e-05 for the layers"
     matched = (
-        "the hidden states of every layer (1.0), what a head predicts (1.0), the embedding of what the original reads in "
-        "windows (0.1)"
+        "the hidden states of every layer (1.0), what a head predicts (1.0), the embedding of what the original reads "
+        "in windows (0.1)"
     )
     assert f"| peak learning rates | {rates} |" in training
     assert f"{matched} |" in training
