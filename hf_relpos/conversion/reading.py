@@ -91,7 +91,9 @@ def read_as_original(model: nn.Module, batch: Batch, pool: Pool) -> Reading:
         parts = read(model, inputs, pool)
         join = partial(_joined, windows, batch["attention_mask"].shape)
         name, layers = next(iter(parts.states.items()))
-        of_tokens = len(parts.states) == 1 and parts.logits is not None and parts.logits.ndim == 3
+        logits = parts.logits if len(parts.states) == 1 else None
+        if logits is not None and logits.ndim != 3:
+            logits = None
         rows = [
             [number for number, window in enumerate(windows) if window.row == row]
             for row in range(len(batch["input_ids"]))
@@ -99,7 +101,7 @@ def read_as_original(model: nn.Module, batch: Batch, pool: Pool) -> Reading:
         return Reading(
             {name: tuple(map(join, layers))},
             {name: join(inputs["attention_mask"][..., None])[..., 0]},
-            join(parts.logits) if of_tokens else None,
+            None if logits is None else join(logits),
             torch.stack([parts.embedding[numbers].mean(0) for numbers in rows]),
             in_windows=True,
         )
