@@ -173,7 +173,7 @@ def test_a_single_short_text_is_enough():
 
 def test_texts_that_do_not_fill_the_longest_sequence_are_warned_of(caplog):
     converted(build("bert"), source=["w1 w2", "w3 w4"], steps=(0, 0))
-    assert "held out to measure on (1) have 2 tokens in all, and the longest of `lengths` takes 32" in caplog.text
+    assert "held out to measure on (1) have 2 tokens in all, and the longest of the lengths takes 32" in caplog.text
     caplog.clear()
     converted(build("bert"), steps=(0, 0))
     assert "held out" not in caplog.text

@@ -70,6 +70,6 @@ def warn_of_short_texts(held_out: list[list[int]], longest: int) -> None:
     if tokens < longest:
         logger.warning(
             f"convert: the texts held out to measure on ({len(held_out)}) have {tokens} tokens in all, and the longest "
-            f"of `lengths` takes {longest}. At lengths that they do not fill, the report tells of shorter sequences. "
-            "Give more text, or smaller `lengths`."
+            f"of the lengths takes {longest}. At lengths that they do not fill, the report tells of shorter sequences. "
+            "Give more text, or smaller lengths."
         )
