@@ -448,6 +448,19 @@ def test_auto_runs_the_kernel_wherever_it_takes_the_case(length: int, names: tup
     assert chosen("auto", length, *names, **more) == "fused"
 
 
+@pytest.mark.skipif("fused" not in CHOICES, reason="the kernel is not compiled")
+def test_without_terms_the_kernel_runs_what_it_is_ahead_in_unless_another_engine_is_asked_for():
+    def runs(engine: str, length: int, **rules: Any) -> str:
+        states = torch.empty(1, 1, length, 1)
+        mask = AttentionMask(length, length, **rules)
+        return choose(engine, records.Case(states, states, states, RelativeTerms(), mask))
+
+    assert (runs("auto", 9), runs("fused", 9)) == ("fused",) * 2
+    assert {runs("auto", 0), runs("auto", 1), runs("fused", 1), runs("auto", 9, pattern=torch.ge)} == {"plain"}
+    assert runs("blockwise", 9) == "plain"
+    assert runs("eager", 9) == "eager"
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("names", [("bias",), ("query", "value"), ("key",)])
 @pytest.mark.parametrize("without", ["a kernel", "a rule that it takes"])

@@ -20,7 +20,7 @@ logger = logging.get_logger(__name__)
 # By name, in order of preference: "auto" runs the first that pays off and takes the case. Users know those of
 # `hf_relpos.names.ENGINE_NAMES`.
 ENGINES: dict[str, Engine] = {
-    engine.name: engine for engine in (plain.ENGINE, fused.ENGINE, eager.ENGINE, blockwise.ENGINE)
+    engine.name: engine for engine in (fused.ENGINE, plain.ENGINE, eager.ENGINE, blockwise.ENGINE)
 }
 
 
@@ -69,7 +69,7 @@ def attend(
 def choose(engine: str, case: Case) -> str:
     """The engine that runs: the one asked for, or for ``"auto"`` the first that is exact and pays off; logged once.
 
-    Without terms every engine but ``eager`` leaves attention to PyTorch's own operator.
+    Without terms every engine but ``eager`` leaves to PyTorch's own operator what it is not faster at itself.
 
     Raises:
         ValueError: if the one asked for cannot take the case.
@@ -82,7 +82,8 @@ def choose(engine: str, case: Case) -> str:
                 "'blockwise', which takes everything."
             )
         return engine
-    chosen = next(one for one in ENGINES.values() if one.pays_off(case) and one.refuses(case) is None)
+    allowed = [one for one in ENGINES.values() if engine in ("auto", one.name) or not one.is_choice]
+    chosen = next(one for one in allowed if one.pays_off(case) and one.refuses(case) is None)
     if chosen.is_choice and not torch.compiler.is_compiling():
         logger.info_once("hf_relpos: engine 'auto' runs %r.", chosen.name)
     return chosen.name

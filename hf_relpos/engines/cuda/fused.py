@@ -84,8 +84,8 @@ def refuses(case: Case) -> str | None:
 
 
 def pays_off(case: Case) -> bool:
-    """Whether there are several queries: a block with one would leave nearly all of the multiplier idle."""
-    return case.query.shape[2] > 1
+    """Whether there are terms and several queries: a block with one would leave nearly all of the multiplier idle."""
+    return not case.is_plain and case.query.shape[2] > 1
 
 
 def _kernels() -> ModuleType:
