@@ -167,16 +167,24 @@ def test_tables_are_fitted_to_what_was_seen_as_often_as_each_offset_occurs():
 
 
 def test_a_single_short_text_is_enough():
-    result = converted(build("bert"), source=["w1 w2 w3 w4 w5"], steps=(1, 1))
-    assert len(result.relpos_fidelity.rows) == 9
+    result = converted(build("bert"), source=["w1 w2 w3 w4 w5"], steps=(1, 1), lengths=(4, 5))
+    assert len(result.relpos_fidelity.rows) == 6
 
 
-def test_texts_that_do_not_fill_the_longest_sequence_are_warned_of(caplog):
-    converted(build("bert"), source=["w1 w2", "w3 w4"], steps=(0, 0))
+def test_texts_that_do_not_fill_the_longest_sequence_are_refused_or_warned_of(caplog):
+    with pytest.raises(TextsError, match="has 10 tokens in all, and the longest of `lengths` takes 32: nothing could"):
+        converted(build("bert"), source=["w1 w2"] * 5)
+    converted(build("bert"), source=["w1 w2"] * 20, steps=(0, 0))
     assert "held out to measure on (1) have 2 tokens in all, and the longest of the lengths takes 32" in caplog.text
     caplog.clear()
     converted(build("bert"), steps=(0, 0))
     assert "held out" not in caplog.text
+    assert "the longest of the lengths" not in caplog.text
+
+
+def test_lengths_below_what_the_model_reads_are_warned_of(caplog):
+    converted(build("bert"), steps=(0, 0), lengths=(8,))
+    assert "the longest of the lengths is 8, and the model reads" in caplog.text
 
 
 def test_where_the_tables_start_is_as_asked_for():

@@ -167,6 +167,7 @@ def test_a_full_disk_while_training_is_told_and_leaves_no_folder(error, given, m
     ("more", "said"),
     [
         ({"model": "nothing"}, "MODEL nothing cannot be loaded"),
+        ({"model": "../nothing"}, "MODEL ../nothing does not exist. Give a folder with a model and its tokenizer, or"),
         ({"source": "nothing.csv"}, "--texts nothing.csv does not exist"),
         ({"source": "nothing.txt", "model": "nothing"}, "--texts nothing.txt does not exist. Give the path"),
         ({"source": "../nothing", "model": "nothing"}, "--texts ../nothing does not exist. Give the path"),

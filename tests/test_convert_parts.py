@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import datasets
@@ -12,10 +13,12 @@ from test_convert import converted
 from test_pipelines import tokenizer
 from tiny import build
 
-from hf_relpos import TextsError
+from hf_relpos import TextsError, patch_model
 from hf_relpos.conversion import Matching
 from hf_relpos.conversion.batches import Frame, Steps, beginnings, tokens_in_a_step
+from hf_relpos.conversion.examination import Examination
 from hf_relpos.conversion.fidelity import FidelityReport, FidelityRow
+from hf_relpos.conversion.labels import labels_for
 from hf_relpos.conversion.reading import Reading, mean_of_states, read, read_as_original
 from hf_relpos.conversion.texts import read_documents, split
 
@@ -214,6 +217,24 @@ def test_padding_changes_no_loss_and_no_embedding():
 
 
 # What comes of it
+
+
+def test_the_original_is_asked_once_and_a_decoder_is_held_against_its_windows():
+    model, frame = build("gpt2"), Frame(prefix=(), suffix=(), pad=0, reach=8, causal=True)
+    documents = [list(range(3, 15)), list(range(20, 32))]
+    exam = Examination.of(documents, frame, (8, 12), 16, labels_for(model, frame, None, 0), model, mean_of_states)
+    within, beyond = exam.measure("", copy.deepcopy(model))
+    assert (within.embedding, within.agreement) == (pytest.approx(1), 1)
+    assert within.original_loss == pytest.approx(within.converted_loss, abs=1e-6)
+    # Of twelve tokens the first eight are read as they are, the last four with four before them.
+    whole = torch.tensor(documents)
+    said = torch.cat([model(whole[:, :8]).logits, model(whole[:, 4:]).logits[:, 4:]], 1)[:, :-1]
+    expected = torch.nn.functional.cross_entropy(said.flatten(0, 1), whole[:, 1:].flatten())
+    assert beyond.original_loss == pytest.approx(expected.item(), abs=1e-5)
+    asked = []
+    model.register_forward_hook(lambda *_: asked.append(1))
+    assert exam.measure("", copy.deepcopy(patch_model(build("gpt2"), "shaw")))[1].original_loss == beyond.original_loss
+    assert not asked
 
 
 def test_a_stage_ends_when_the_target_is_reached(monkeypatch):

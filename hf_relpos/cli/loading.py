@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from hf_relpos.cli.errors import CommandError
 from hf_relpos.errors import RelPosError
+from hf_relpos.texts import is_missing_file
 
 _LONGEST = 300  # characters of a reason: Transformers lists all classes there are
 
@@ -28,6 +29,10 @@ def loading(option: str, source: str, what: str = "a model and its tokenizer") -
     except RelPosError:
         raise
     except Exception as error:
+        if is_missing_file(source):
+            raise CommandError(
+                f"{option} {source} does not exist. Give a folder with {what}, or the id of one on the Hub."
+            ) from error
         reasons = [error] if error.__cause__ is None else [error, error.__cause__]
         raise CommandError(
             f"{option} {source} cannot be loaded. Give a folder with {what}, or the id of one on the Hub. The reason "

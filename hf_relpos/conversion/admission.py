@@ -129,7 +129,7 @@ def check_settings(
     rates = [is_number(rate) and 0 <= rate < math.inf for rate in _several(learning_rates)]
     _check("learning_rates", learning_rates, rates == [True] * 3, "three finite numbers of at least 0")
     _check("start", start, start in STARTS, f"one of {', '.join(map(repr, STARTS))}")
-    _check("target", target, target is None or (is_number(target) and target <= 1), "None or a number of at most 1")
+    _check("target", target, target is None or (is_number(target) and target <= 1), "a number of at most 1 (or None)")
     _check("matching", matching, matching is None or isinstance(matching, Matching), "None or a Matching(...)")
     _check(
         "training_arguments", training_arguments, isinstance(training_arguments or {}, Mapping),

@@ -25,7 +25,7 @@ from hf_relpos.conversion.examination import Examination
 from hf_relpos.conversion.fidelity import FidelityReport
 from hf_relpos.conversion.frame import frame_of
 from hf_relpos.conversion.labels import labels_for
-from hf_relpos.conversion.lengths import default_lengths, set_lengths
+from hf_relpos.conversion.lengths import default_lengths, set_lengths, warn_of_short_lengths
 from hf_relpos.conversion.matching import Matching
 from hf_relpos.conversion.progress import check_folder, open_folder
 from hf_relpos.conversion.reading import Pool, mean_of_states
@@ -134,13 +134,15 @@ def convert(
     check_folder(None if output_dir is None else Path(output_dir), settings, resume)
     tell("reading the texts", progress)
     learned_from = round(sum(steps) * tokens_in_a_step(lengths, batch_tokens))
-    documents = read_documents(texts, tokenizer, max(learned_from, 2 * _WATCHED_TOKENS), column)
+    longest = max(lengths) - frame.special
+    documents = read_documents(texts, tokenizer, max(learned_from, 2 * _WATCHED_TOKENS, longest), column, longest)
     learned, held_out = split(documents, seed)
-    warn_of_short_texts(held_out, max(lengths) - frame.special)
+    warn_of_short_texts(held_out, longest)
+    warn_of_short_lengths(lengths, frame.reach)
+    pool: Pool = partial(sentences.embed, model) if sentences.is_sentence_model(model) else mean_of_states
     exam = Examination.of(
-        held_out, frame, sorted(set(lengths)), batch_tokens, labels_for(inner, frame, tokenizer, seed)
+        held_out, frame, sorted(set(lengths)), batch_tokens, labels_for(inner, frame, tokenizer, seed), inner, pool
     )
-
     if output_dir is not None:
         open_folder(Path(output_dir), settings)
     tell("watching what positions do to the model's scores", progress and start != "zeros")
@@ -150,15 +152,14 @@ def convert(
         warm_start.fold_mean_position(student, inner)
         if start != "zeros":
             warm_start.start_tables(student, seen)
-        pool: Pool = partial(sentences.embed, model) if sentences.is_sentence_model(model) else mean_of_states
         tell("measuring the start", progress)
-        report = FidelityReport(exam.measure("start", student, inner, pool), settings=settings)
+        report = FidelityReport(exam.measure("start", student), settings=settings)
         for stage in stages:
             if stage.steps:
                 data = partial(Steps, learned, frame, lengths, batch_tokens, stage.steps, f"{seed} {stage.name}")
                 run_stage(stage, student, inner, pool, training, data, exam)
                 tell(f"measuring after {stage.name}", progress)
-                report.rows += exam.measure(stage.name, student, inner, pool)
+                report.rows += exam.measure(stage.name, student)
     report.seconds = time.perf_counter() - begun
     return _finished(model, inner, student, tokenizer, max(lengths), report)
 

@@ -30,11 +30,12 @@ COLUMNS = {
     ),
     "agreement": (
         "same prediction",
-        "the share of the head's predictions that are the original's; empty beyond its reach",
+        "the share of the head's predictions that are the original's; beyond its reach, of a language model's in "
+        "windows",
     ),
     "original_loss": (
         "loss, original",
-        "the original's loss as a language model, in nats per token; empty beyond its reach",
+        "the original's loss as a language model, in nats per token; beyond its reach, a decoder's in windows",
     ),
     "converted_loss": ("loss, converted", "the same of the converted model, at any length"),
 }
@@ -53,10 +54,10 @@ class FidelityRow:
         embedding: mean cosine of the sequences' embeddings to the original's: what a sentence model makes of them, or
             the mean of the last states. Beyond the original's reach, to the mean of those of its windows.
         states: mean cosine of the tokens' last states to the original's, or to those in its windows.
-        agreement: the share of the head's predictions that are the original's; None without a head, or beyond its
-            reach.
-        original_loss: the loss of the original as a language model, in nats per token; None where it is none, or
-            beyond its reach.
+        agreement: the share of the head's predictions that are the original's; beyond its reach, of those of tokens
+            that it makes in windows. None where there are none.
+        original_loss: the loss of the original as a language model, in nats per token; of a decoder beyond its reach,
+            in windows. None where it is none.
         converted_loss: the same of the converted model, at any length.
     """
 

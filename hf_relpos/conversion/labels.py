@@ -43,8 +43,9 @@ def _written(batch: Batch) -> Batch:
 
 
 def _hidden(batch: Batch, mask_id: int, seed: int) -> Batch:
-    """Some tokens are replaced by the mask token; their labels are what they were."""
+    """Some tokens are replaced by the mask token; their labels are what they were. In windows they still stand."""
     ids = batch["input_ids"]
     drawn = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed))
     hidden = (drawn < _HIDDEN_SHARE) & (batch["attention_mask"] == 1)
-    return {**batch, "input_ids": ids.masked_fill(hidden, mask_id), "labels": ids.masked_fill(~hidden, NONE)}
+    whole = {name: value for name, value in batch.items() if not name.startswith("window")}
+    return {**whole, "input_ids": ids.masked_fill(hidden, mask_id), "labels": ids.masked_fill(~hidden, NONE)}

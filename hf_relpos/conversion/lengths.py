@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hf_relpos.compat import sentence_transformers as sentences
+
+logger = logging.get_logger(__name__)
 
 # Of models whose length is not bounded: as T5 was trained.
 _UNBOUNDED = 512
@@ -22,6 +26,16 @@ def default_lengths(reach: int | None, causal: bool) -> tuple[int, ...]:
     if causal:
         return (full, 2 * full, 3 * full)
     return (full // 8, full // 4, full // 2, full, full, 2 * full, 3 * full)
+
+
+def warn_of_short_lengths(lengths: Sequence[int], reach: int | None) -> None:
+    """Say so where the original reads further than the copy is to learn."""
+    if reach is not None and max(lengths) < reach:
+        logger.warning(
+            f"convert: the longest of the lengths is {max(lengths)}, and the model reads {reach} tokens: what it says "
+            "of texts longer than those is not learned. Give lengths up to there, and beyond for a copy that reads "
+            "further."
+        )
 
 
 def set_lengths(model: Any, inner: PreTrainedModel, tokenizer: Any, longest: int) -> None:

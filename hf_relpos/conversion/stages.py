@@ -142,8 +142,7 @@ def run_stage(
         if training.progress:
             trainer.add_callback(ConversionProgress(stage.name, lambda: trainer.agreement))
         if training.target is not None:
-            measure = partial(exam.agreement, student, teacher, pool)
-            trainer.add_callback(StopAtFidelity(training.target, measure, LOOK_EVERY))
+            trainer.add_callback(StopAtFidelity(training.target, partial(exam.agreement, student), LOOK_EVERY))
         last = last_checkpoint(folder) if training.resume else None
         if last is not None and is_finished(last):
             trainer.load_weights(str(last))

@@ -17,7 +17,9 @@ _AT_ONCE = 64  # texts given to the tokenizer together
 _HELD_OUT, _HELD_OUT_SHARE = 32, 0.05  # documents to measure on: at most so many, and about this share of all
 
 
-def read_documents(texts: Texts, tokenizer: Any, tokens: int, column: str = "text") -> list[list[int]]:
+def read_documents(
+    texts: Texts, tokenizer: Any, tokens: int, column: str = "text", longest: int = 0
+) -> list[list[int]]:
     """The first texts of a source, each as its token ids without special tokens.
 
     Args:
@@ -25,13 +27,14 @@ def read_documents(texts: Texts, tokenizer: Any, tokens: int, column: str = "tex
         tokenizer: of the model.
         tokens: how many are enough; the source is read no further.
         column: the column of a data set.
+        longest: how many tokens the longest sequence takes, no more than ``tokens``.
 
     Returns:
         Documents of at least two tokens.
 
     Raises:
-        TextsError: if there is no such source, it is empty, or no text in it has two tokens; if it holds something
-            other than texts.
+        TextsError: if there is no such source, it is empty, or no text in it has two tokens; if all of them do not fill
+            the longest sequence; if it holds something other than texts.
     """
     documents: list[list[int]] = []
     found, read = 0, 0
@@ -49,6 +52,11 @@ def read_documents(texts: Texts, tokenizer: Any, tokens: int, column: str = "tex
             else "There is no text in it."
         )
         raise TextsError(f"`texts` ({in_words(texts)}) cannot be used. {reason} Give more text.")
+    if read < longest:
+        raise TextsError(
+            f"`texts` ({in_words(texts)}) has {read} tokens in all, and the longest of `lengths` takes {longest}: "
+            "nothing could be learned of it. Give more text, or smaller lengths."
+        )
     return documents
 
 
