@@ -62,7 +62,7 @@ def relpos_attention(
         _refuse_packed_for_flash(mask)
     if relpos is None:
         _refuse_unpatched(module)
-        terms, branch, engine = RelativeTerms(), None, "auto"
+        terms, branch, engine = RelativeTerms(), None, _engine_without_terms(module)
         if position_bias is not None and position_bias.numel() > 1:
             # A T5 that is not patched, with our attention by its own choice: its bias is one number per pair.
             mask = mask.with_added(position_bias)
@@ -88,6 +88,13 @@ def relpos_attention(
     if branch is not None:
         output = output + branch
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _engine_without_terms(module: nn.Module) -> str:
+    """That of the model's patch, for what has no terms; but not ``eager``, whose weights nobody asks for there."""
+    choices = getattr(getattr(module, "config", None), "relpos", None) or {}
+    engine: str = choices.get("engine", "auto")
+    return "blockwise" if engine == "eager" else engine
 
 
 def _engine_for_trace(engine: str) -> str:
