@@ -143,7 +143,9 @@ def small(record: Record) -> str:
     for made in record["parts"]:
         of, rows = made["of"]["what"], made["results"]
         names = [name for name in rows[-1] if name != "model"]
-        title = "GPT-2, perplexity at" if of == "gpt2" else "T5"
+        tables, everything = convert_small.STEPS[of]
+        said = f"{tables:,} + {everything:,} steps"
+        title = f"GPT-2, {said}; perplexity at" if of == "gpt2" else f"T5, {said}"
         cells = [[row["model"], *(f"{row[name]:.3f}" if name in row else "" for name in names)] for row in rows]
         text += [table([[title, *map(_head, names)], *cells]), *_missed(convert_small.misses(made))]
     return "\n\n".join([*text, environments(record["parts"])])

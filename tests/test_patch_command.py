@@ -51,6 +51,13 @@ def test_a_choice_that_there_is_not_is_told_of_the_option(option, given, capsys)
     assert f"argument {option}: invalid choice: 'lose'" in capsys.readouterr().err
 
 
+def test_what_is_no_option_is_one_line_of_the_command(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["convert", "m", "--texts", "t", "--scheme", "shaw", "--output-dir", "o", "--native", "keep"])
+    said = "hf-relpos convert: error: unrecognized arguments: --native keep. hf-relpos convert --help shows all options.\n"
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import NoReturn
 
 from hf_relpos.version import __version__
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser, and those of its commands, whose errors are one line, like all others that a command ends with."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the line and status 2."""
+        self.exit(2, f"{self.prog}: error: {message.rstrip('.')}. {self.prog} --help shows all options.\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -20,9 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         sweep_options,
     )
 
-    parser = argparse.ArgumentParser(
-        prog="hf-relpos", description="Relative positions for pretrained Transformers models."
-    )
+    parser = Parser(prog="hf-relpos", description="Relative positions for pretrained Transformers models.")
     parser.add_argument("--version", action="version", version=f"hf_relpos {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     demo_options.add_command(commands)
@@ -44,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status; see :func:`hf_relpos.cli.errors.exit_status`.
     """
-    args = build_parser().parse_args(argv)
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:  # said by the command, whose options they are not
+        Parser(prog=f"hf-relpos {args.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
     from hf_relpos.cli.errors import exit_status
 
     return exit_status(f"hf-relpos {args.command}", lambda: args.run(args), _options(args))
