@@ -138,7 +138,7 @@ def test_what_does_not_hold_of_small_models_is_said(made: parts.Part, said: list
 def test_the_page_shows_small_models(tmp_path: Path):
     parts.write_parts("convert_small", [gpt2_of(100.0, 103.0, 99.0), t5_of(5.0, 5.0)], tmp_path)
     page = long_report.page(tmp_path)
-    assert "| GPT-2, perplexity at | 256 | 512 | 1,024 |" in page
+    assert "| GPT-2, 300 + 4,000 steps; perplexity at | 256 | 512 | 1,024 |" in page
     assert "| original | 100.000 |  |  |" in page
     assert "- GPT-2's perplexity at 256 is 103.000, more than 102.000" in page
     assert page.count("Not reached:") == 1

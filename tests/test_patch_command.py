@@ -54,7 +54,8 @@ def test_a_choice_that_there_is_not_is_told_of_the_option(option, given, capsys)
 def test_what_is_no_option_is_one_line_of_the_command(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["convert", "m", "--texts", "t", "--scheme", "shaw", "--output-dir", "o", "--native", "keep"])
-    said = "hf-relpos convert: error: unrecognized arguments: --native keep. hf-relpos convert --help shows all options.\n"
+    name = "hf-relpos convert"
+    said = f"{name}: error: unrecognized arguments: --native keep. {name} --help shows all options.\n"
     assert capsys.readouterr().err == said
 
 
