@@ -21,7 +21,7 @@ from examples.recipes import catalogues, classification, language_model, report,
 from examples.recipes.__main__ import main  # noqa: E402
 from examples.recipes.comparisons import COMPARED, FOLDER  # noqa: E402
 from examples.recipes.recipe import Recipe  # noqa: E402
-from examples.recipes.spread import over_seeds  # noqa: E402
+from examples.recipes.spread import over_seeds, seeds_of  # noqa: E402
 from hf_relpos.comparing.table import as_html, cells  # noqa: E402
 
 
@@ -254,6 +254,8 @@ def test_numbers_have_their_spread():
              for job, seed in (("a", 1), ("a", 3), ("b", 5))]  # fmt: skip
     assert over_seeds(parts, "a", "n", "{:.1f}", "s") == "2.0 ± 1.4"
     assert over_seeds(parts, "b", "n", "{:.1f}", "s") == "5.0"
+    said = [seeds_of(some) for some in (parts, parts[:2], parts[:1])]
+    assert said == ["1 to 2 seeds, as not all runs are done", "2 seeds", "one seed"]
 
 
 def test_the_page_is_what_the_kept_results_make():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from benchmarks.parts import Part
@@ -30,6 +31,9 @@ def jobs_of(parts: Iterable[Part]) -> list[str]:
 
 
 def seeds_of(parts: Iterable[Part]) -> str:
-    """How many seeds there are, in words."""
-    count = len({made["of"]["seed"] for made in parts})
-    return f"{count} seeds" if count > 1 else "one seed"
+    """How many seeds the jobs have, in words."""
+    counts = Counter(made["of"]["job"] for made in parts).values()
+    fewest, most = min(counts), max(counts)
+    if fewest < most:
+        return f"{fewest} to {most} seeds, as not all runs are done"
+    return f"{most} seeds" if most > 1 else "one seed"
