@@ -90,8 +90,8 @@ def load() -> Kernel | str:
         return found
     missing = f"{found}. {HOW_TO_GET}"
     logger.warning(
-        "hf_relpos: the compiled kernel of the engine 'fused' is missing, so engine='auto' runs others, which are "
-        "slower: 'blockwise', or on short inputs 'eager': %s.",
+        "hf_relpos: the compiled kernel of the engine 'fused' is missing, so engine='auto' runs 'blockwise' (on short "
+        "inputs 'eager'), which is slower: %s.",
         missing,
     )
     return missing
