@@ -326,7 +326,7 @@ class TestRefusals:
 
     def test_a_model_that_is_not_there(self, tmp_path, files, capsys):
         said = refused(capsys, "--model", str(tmp_path / "none"), *files, "--output-dir", str(tmp_path / "out"))
-        assert f"--model {tmp_path / 'none'} cannot be loaded" in said
+        assert f"--model {tmp_path / 'none'} does not exist" in said
         assert not (tmp_path / "out").exists()
 
     def test_a_model_whose_files_are_broken(self, pretrained, files, tmp_path, capsys):

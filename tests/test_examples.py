@@ -704,8 +704,8 @@ def test_a_text_file_in_another_encoding_is_refused(refusal, gpt2, tmp_path):
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("{tmp}/none", "", "--model_name_or_path {tmp}/none cannot be loaded"),
-        ("{bert}", "--tokenizer_name {tmp}/none", "--tokenizer_name {tmp}/none cannot be loaded"),
+        ("{tmp}/none", "", "--model_name_or_path {tmp}/none does not exist"),
+        ("{bert}", "--tokenizer_name {tmp}/none", "--tokenizer_name {tmp}/none does not exist"),
         ("{bert}", "--max_distance 0", "`max_distance` is 0, but must be a whole number of at least 1"),
         (
             "{bert}",
